@@ -1,0 +1,17 @@
+"""One backend for all tests: bits are compared, and only the CPU's are promised everywhere."""
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("steady", deadline=None, derandomize=True)  # a busy machine is no failure
+settings.load_profile("steady")
+
+
+@pytest.fixture(autouse=True)
+def cpu():
+    import mlx.core as mx
+
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(before)

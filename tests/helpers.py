@@ -1,0 +1,220 @@
+"""What several test modules need: a tiny loop of one's own, a tiny trained run, and ways to damage it by one bit."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+import numpy as np
+from mlx.utils import tree_flatten
+
+from workbench import snapshot
+from workbench.corpus import Corpus
+from workbench.experiment import Experiment, StepOptions, as_batch, read_cursor
+from workbench.host import raw_views
+from workbench.manifest import DataFile
+from workbench.model import ModelConfig
+from workbench.observe import observe
+from workbench.schedule import ScheduleConfig
+from workbench.step import Stepper
+from workbench.train import TrainConfig, train
+from workbench.training import Quiet
+
+# -------------------------------------------------------------------------------------------------- a loop of one's own
+
+
+class Points:
+    """Batches of a regression problem, each a function of its number; the cursor is that number."""
+
+    def __init__(self, rows=12):
+        self.rows, self.number = rows, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        x = np.random.Generator(np.random.Philox(key=7, counter=self.number)).standard_normal((self.rows, 4))
+        self.number += 1
+        return x.astype(np.float32), np.sin(x.sum(axis=1, keepdims=True)).astype(np.float32)
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, cursor):
+        self.number = cursor["number"]
+
+
+def mse(model, x, y):
+    """In the dtype of the model's parameters."""
+    dtype = tree_flatten(model.parameters())[0][1].dtype
+    return nn.losses.mse_loss(model(x.astype(dtype)), y.astype(dtype))
+
+
+def mlp(dropout=0.0, dtype=mx.float32, seed=3):
+    mx.random.seed(seed)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(dropout), nn.Tanh(), nn.Linear(8, 1))
+    model.set_dtype(dtype)
+    mx.eval(model.parameters())
+    return model
+
+
+def experiment(*, dropout=0.0, dtype="float32", optimizer=None, loss_fn=mse, rows=12, model=None, **options):
+    """A small experiment at its initial state; `options` are those of `StepOptions`."""
+    model = mlp(dropout, getattr(mx, dtype)) if model is None else model
+    return Experiment(
+        model,
+        optim.AdamW(1e-2, bias_correction=True) if optimizer is None else optimizer,
+        loss_fn,
+        Points(rows),
+        StepOptions(**({"compile": False} | options)),
+    )
+
+
+def advance(job, steps, stepper=None):
+    """Performs `steps` steps; returns the stepper and the results."""
+    stepper = stepper or Stepper(job)
+    return stepper, [stepper(as_batch(next(job.sampler))) for _ in range(steps)]
+
+
+def remembered(job, steps):
+    """Performs `steps` steps; returns the states 0 … `steps` and what a run would have logged of each."""
+    stepper = Stepper(job)
+    states = [state_of(job)]
+    evidence = {0: {f"state.{lane}": value for lane, value in states[0].lanes().items()}}
+    for step in range(1, steps + 1):
+        batch = as_batch(next(job.sampler))
+        result = stepper(batch)
+        evidence[step] = observe(stepper, batch, result, read_cursor(job.sampler)).evidence()
+        states.append(state_of(job, step))
+    return states, evidence, stepper.layers
+
+
+def state_of(job, step=0):
+    return snapshot.capture(job, step, read_cursor(job.sampler))
+
+
+def parts(job):
+    """The arguments of `Recorder` that make the experiment."""
+    return job.model, job.optimizer, job.loss_fn, job.sampler
+
+
+# -------------------------------------------------------------------------------------------------------- a trained run
+
+
+def write_corpus(folder, suffix=".txt", tokens=6000):
+    """A corpus of pseudo-random letters (or uint16 tokens below 300)."""
+    words = np.random.Philox(key=5).random_raw(tokens)
+    path = folder / f"corpus{suffix}"
+    path.write_bytes((words % 300).astype("<u2").tobytes() if suffix == ".bin" else (words % 26 + 97).astype("u1"))
+    return path
+
+
+_MODEL = {"dropout", "dtype", "vocabulary", "tied"}
+
+
+def config(steps, **changed):
+    """A trainer's config: 1 block of width 16, 16 tokens, 4 rows; `changed` are fields of it or of its model."""
+    model = {"vocabulary": 256, "ctx": 16, "depth": 1, "width": 16, "heads": 2}
+    model |= {name: changed.pop(name) for name in _MODEL & changed.keys()}
+    settings = {"schedule": ScheduleConfig(steps=60, max_lr=1e-2, warmup=3), "batch": 4, "device": "cpu"}
+    return TrainConfig(model=ModelConfig(**model), steps=steps, **(settings | changed))
+
+
+def record(out, corpus, settings, **recording):
+    """Records a run of the built-in trainer; returns the fingerprint of each lane of its last state."""
+    data = [DataFile(**Corpus.open(corpus).describe())]
+    return train(settings, [corpus], out, Quiet(), data=data, **({"save_every": 7, "spikes": None} | recording))[1]
+
+
+def python(*arguments, **environment):
+    """A fresh Python process that can import the tests' helpers; its output is captured."""
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-W", "error", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths} | environment, timeout=300
+    )
+
+
+# ------------------------------------------------------------------------------------------------- equality, to the bit
+
+
+def tensor_bytes(tensors):
+    return {path: raw_views([array])[0].tobytes() for path, array in tensors.items()}
+
+
+def assert_same_state(left, right):
+    """Weights, optimizer, random state and cursor, byte for byte."""
+    assert tensor_bytes(left.weights) == tensor_bytes(right.weights)
+    assert tensor_bytes(left.optimizer) == tensor_bytes(right.optimizer)
+    assert (left.rng, left.cursor) == (right.rng, right.cursor)
+
+
+def flipped(array, bit=0, element=0):
+    """A copy of an MLX array with one bit of one element changed."""
+    (view,) = raw_views([array])
+    raw = view.copy()
+    words = raw.reshape(-1).view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[raw.itemsize])
+    words[element] ^= words.dtype.type(1 << bit)
+    changed = mx.array(raw)
+    return changed.view(array.dtype) if changed.dtype != array.dtype else changed
+
+
+def tree(folder):
+    """SHA-256 of every file below a folder, by relative path."""
+    files = (path for path in sorted(Path(folder).rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+# ---------------------------------------------------------------------------------------- damage of one bit, undetected
+
+
+def edit_json(path, change):
+    """Rewrites a JSON file after `change(value)`."""
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def edit_line(run, step, change, kind="step"):
+    """Rewrites one line of a run's telemetry after `change(line)`."""
+    path = run / "telemetry.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["type"] == kind and line["step"] == step:
+            change(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def flip_in_safetensors(path, choose, bit=0):
+    """Flips a bit of the middle element of the first tensor (by name) that `choose(name)` accepts; returns the name."""
+    content = bytearray(path.read_bytes())
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    name = min(name for name in header if name != "__metadata__" and choose(name))
+    start, end = header[name]["data_offsets"]
+    width = {"F32": 4, "BF16": 2, "F16": 2, "U64": 8}[header[name]["dtype"]]
+    middle = (end - start) // width // 2 * width
+    content[8 + size + start + middle + bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    return name
+
+
+def repair_commit(run, stem):
+    """Makes the commit record agree with the files again, as someone would who edits a checkpoint on purpose."""
+
+    def repair(record):
+        for name in record["files"]:
+            content = (run / "checkpoints" / name).read_bytes()
+            record["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+    edit_json(run / "checkpoints" / f"{stem}.json", repair)
+
+
+def next_up(value, steps=1):
+    """The float32 with the bit pattern `steps` higher."""
+    return float((np.float32(value).view(np.uint32) + np.uint32(steps)).view(np.float32))

@@ -1,0 +1,58 @@
+"""Replay the training step where the loss spiked, bit for bit, and see what happened.
+
+Names resolve on first use, so importing the package imports no MLX:
+
+    import workbench as wb
+
+    run = wb.open_run("runs/shakespeare-42")
+    run.spikes()
+    trace = run.replay(4218)
+    trace.layers
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import WorkbenchError as WorkbenchError
+    from .experiment import Experiment as Experiment
+    from .experiment import StepOptions as StepOptions
+    from .panel import Panel as Panel
+    from .record import Recorder as Recorder
+    from .run import Run as Run
+    from .run import list_runs as list_runs
+    from .run import open_run as open_run
+    from .spikes import SpikeSettings as SpikeSettings
+    from .spikes import find_spikes as find_spikes
+    from .trace import Trace as Trace
+    from .training import train_run as train_run
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "WorkbenchError": "errors",
+    "Experiment": "experiment",
+    "StepOptions": "experiment",
+    "Panel": "panel",
+    "Recorder": "record",
+    "Run": "run",
+    "list_runs": "run",
+    "open_run": "run",
+    "SpikeSettings": "spikes",
+    "find_spikes": "spikes",
+    "Trace": "trace",
+    "train_run": "training",
+}
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'workbench' has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

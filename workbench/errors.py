@@ -1,0 +1,45 @@
+"""Errors a user can act on. Each message is a sentence: what, where, what was found, what was expected, what to do.
+
+    WorkbenchError
+    ├── RunError          the run folder or its manifest
+    ├── TelemetryError    a line of the run's JSONL
+    ├── CheckpointError   a checkpoint that is missing, damaged, or of another shape
+    ├── DataError         the corpus, or a batch
+    ├── ExperimentError   a model, optimizer, sampler or option that cannot be rebuilt
+    └── ReplayError       a replay that cannot be done as asked
+        └── EnvironmentMismatch   this machine computes differently from the one that recorded
+
+The command line prints the sentence and exits with 2; the panel shows it in a red box.
+"""
+
+
+class WorkbenchError(Exception):
+    """Base of every error that the workbench raises on purpose."""
+
+
+class RunError(WorkbenchError):
+    pass
+
+
+class TelemetryError(WorkbenchError):
+    pass
+
+
+class CheckpointError(WorkbenchError):
+    pass
+
+
+class DataError(WorkbenchError):
+    pass
+
+
+class ExperimentError(WorkbenchError):
+    pass
+
+
+class ReplayError(WorkbenchError):
+    pass
+
+
+class EnvironmentMismatch(ReplayError):
+    pass

@@ -1,0 +1,151 @@
+"""The manifest `run.json`: what a run was, and how to rebuild it.
+
+Knows the format; nothing of MLX, telemetry or replay.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .errors import RunError, WorkbenchError
+from .files import pretty_json, write_atomic
+from .spikes import SpikeSettings
+
+NAME = "run.json"
+VERSION = 1
+
+
+class DataFile(msgspec.Struct, forbid_unknown_fields=True):
+    """A data file as it was when the run started. `path` is as the user gave it, made absolute."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+class Parameter(msgspec.Struct, forbid_unknown_fields=True):
+    path: str
+    shape: list[int]
+    dtype: str
+
+
+class Segment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A stretch of steps without a break.
+
+    Attributes:
+        segment: its number, from 0.
+        start: step of the state it started from; its own steps come after.
+        parent: the segment whose state that was; None for the first.
+        environment: numeric environment of the processes that wrote it.
+    """
+
+    segment: int
+    start: int
+    parent: int | None
+    t: float
+    environment: dict[str, Any]
+
+
+class Parent(msgspec.Struct, forbid_unknown_fields=True):
+    """Where a forked run came from."""
+
+    run: str
+    path: str
+    step: int
+
+
+class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`rebuild` is how to get the experiment again: {"kind": "trainer", "config": {...}}, {"kind": "factory",
+    "factory": "module:function", "arguments": {...}}, or {"kind": "none"}. Opening a run imports nothing that it names.
+    """
+
+    format_version: int = VERSION
+    run: str  # random identity; telemetry and commit records carry it too
+    created: float
+    workbench: str  # code version
+    rebuild: dict[str, Any]
+    options: dict[str, Any]  # StepOptions
+    optimizer: dict[str, Any]  # class and hyperparameters
+    data: list[DataFile]
+    layers: list[str]
+    owned: dict[str, list[str]]
+    parameters: list[Parameter]
+    fingerprint: str  # method of the per-step fingerprints
+    norms: str = "unnamed"  # method of the logged norms: another order of adding has other bits
+    save_every: int
+    keep_last: int | None = None
+    keep_every: int | None = None
+    spikes: dict[str, Any] | None  # SpikeSettings; null: detection was off
+    segments: list[Segment]
+    parent: Parent | None = None
+
+    def lineage(self, segment: int, step: int) -> int:
+        """The segment that performed `step` on the way that leads to `segment`.
+
+        Raises:
+            RunError: there is no such segment.
+        """
+        if not 0 <= segment < len(self.segments):
+            raise RunError(f"segment {segment} does not exist; the run has segments 0 to {len(self.segments) - 1}")
+        entry = self.segments[segment]
+        while step <= entry.start and entry.parent is not None:
+            entry = self.segments[entry.parent]
+        return entry.segment
+
+    def ways(self, segment: int) -> list[tuple[int, int, float]]:
+        """The stretches that led to `segment`, it first: (segment, after this step, up to and with this one)."""
+        stretches, high = [], float("inf")
+        entry: Segment | None = self.segments[segment]
+        while entry is not None:
+            if entry.start < high:
+                stretches.append((entry.segment, entry.start, high))
+            high = min(high, entry.start)
+            entry = None if entry.parent is None else self.segments[entry.parent]
+        return stretches
+
+
+def write(manifest: Manifest, folder: Path) -> None:
+    write_atomic(folder / NAME, pretty_json(manifest))
+
+
+def read(folder: Path) -> Manifest:
+    """Reads a run's manifest.
+
+    Raises:
+        RunError: the folder is no run, or the manifest is damaged or of another version.
+    """
+    path = folder / NAME
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        what = "is not a run folder (no run.json in it)" if folder.is_dir() else "does not exist"
+        raise RunError(f"{folder} {what}; expected the folder that a run was recorded in") from None
+    except OSError as error:
+        raise RunError(f"{path} can't be read ({error.strerror})") from error
+    try:
+        version = msgspec.json.decode(content, type=_Version).format_version
+        if version != VERSION:
+            raise RunError(f"{path} has format_version {version}; this workbench reads {VERSION}")
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {error}; expected a run's manifest") from error
+    for number, entry in enumerate(manifest.segments):
+        parents = [None] if number == 0 else range(number)
+        if entry.segment != number or entry.start < 0 or entry.parent not in parents:
+            raise RunError(f"{path} is damaged: segment {number} is described as {entry}")
+    if not manifest.segments:
+        raise RunError(f"{path} is damaged: it describes no segment")
+    if unlike := sorted(set(manifest.layers) ^ manifest.owned.keys()):
+        raise RunError(f"{path} is damaged: the layer {unlike[0]!r} stands in only one of 'layers' and 'owned'")
+    try:
+        SpikeSettings(**manifest.spikes or {})
+    except (TypeError, WorkbenchError) as error:
+        raise RunError(f"{path} is damaged: its 'spikes' are no settings of spike detection: {error}") from error
+    return manifest
+
+
+class _Version(msgspec.Struct):
+    format_version: int

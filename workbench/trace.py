@@ -1,0 +1,333 @@
+"""A trace: what the replay of one step measured, as a JSON file with a published schema, and as tables.
+
+Knows the format; nothing of how a replay is done. Importable without MLX.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import pandas as pd
+from msgspec import UNSET, UnsetType
+
+from .bits import array_bits, bits_float
+from .compare import ITEMS, Item, Verdict, mismatches
+from .errors import WorkbenchError
+from .files import pretty_json, write_atomic
+
+VERSION = 1
+BADGE_MARKS = {"exact": "✓", "mismatch": "✗", "within tolerance": "≈", "unverified": "?"}
+# Background and text: at least 4.5 to 1, and the marks and words say the same without colour.
+BADGE_COLOURS = {
+    "exact": ("#006B4F", "white"),
+    "mismatch": ("#A94700", "white"),
+    "within tolerance": ("#E69F00", "black"),
+    "unverified": ("#5F5F5F", "white"),
+}
+
+
+class Row(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One measured tensor. Norms are float32 as JSON numbers, null if not finite (then `l2_bits` has the bits)."""
+
+    path: str  # of a parameter, or of a layer for activations (`path#k`: its call number k)
+    kind: str
+    dtype: str
+    size: int  # elements
+    l2: float | None
+    rms: float | None
+    max_abs: float | None  # over finite elements; null if there are none
+    nonfinite: int  # NaN or inf elements
+    l2_bits: str | None = None
+
+    def norm(self) -> float:
+        """L2 as a number that may be NaN or inf."""
+        return float(bits_float(self.l2_bits)) if self.l2_bits else float("nan") if self.l2 is None else self.l2
+
+
+class Gate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One of the three badges: its verdict, and the sentence that says what was done."""
+
+    verdict: Verdict
+    explanation: str
+
+
+class Gates(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    repeatable: Gate
+    faithful: Gate
+    sensitive: Gate
+
+
+class Difference(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The earliest difference from the run. `step` is before the replayed one when the way there already departed."""
+
+    step: int
+    where: Literal["restored state", "roll-forward", "step"]
+    item: str
+    detail: str
+    consequences: list[str]  # later differing items of the same step
+
+
+class TraceRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The JSON form. Per-layer arrays follow `layers`; item values are bits (or digests)."""
+
+    replay_trace_version: Literal[1] = 1
+    run: str
+    step: int
+    segment: int
+    provenance: Literal["replay"] = "replay"
+    exact: bool
+    first_difference: Difference | None
+    gates: Gates
+    certified_probe: bool | None  # null: no probe pass was made
+    items: dict[str, Item]
+    batch_hash: str
+    loss: float | None
+    loss_bits: str
+    grad_norm: float | None  # before clipping
+    grad_norm_bits: str
+    lr: float | None
+    layers: list[str]
+    per_layer_act_norms: list[float | None]
+    per_layer_grad_norms: list[float | None]
+    adam_m_norms: list[float | None]
+    adam_v_norms: list[float | None]
+    per_layer_act_norms_bits: list[str | None] | UnsetType = UNSET
+    per_layer_grad_norms_bits: list[str | None] | UnsetType = UNSET
+    adam_m_norms_bits: list[str | None] | UnsetType = UNSET
+    adam_v_norms_bits: list[str | None] | UnsetType = UNSET
+    state: dict[str, str]
+    owned: dict[str, list[str]]  # the trainable parameters of each layer
+    rows: list[Row] = []
+    row_loss: list[float | None] | None = None  # summed loss of each row of the batch
+    token_loss: list[list[float | None]] | None = None
+    checkpoint: int  # step of the checkpoint that was restored
+    rolled: int  # steps rolled forward from it to state N-1
+    environment: dict[str, Any]
+    environment_differences: list[str]  # against the run's; not empty: the verdict is informational
+    options: dict[str, Any]
+    wall_s: float
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a trace file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(TraceRecord)}
+
+
+class Trace:
+    """A replayed step: badges first, then tables.
+
+    Attributes:
+        record: the JSON form.
+        path: the trace file, or None if it was not written.
+        batch: the arrays of the batch (numpy), or None for a trace read from a file.
+        notices: what the user should know besides the verdicts.
+    """
+
+    def __init__(
+        self,
+        record: TraceRecord,
+        path: Path | None = None,
+        batch: tuple[np.ndarray, ...] | None = None,
+        notices: Sequence[str] = (),
+    ) -> None:
+        self.record, self.path, self.batch, self.notices = record, path, batch, list(notices)
+
+    @property
+    def step(self) -> int:
+        return self.record.step
+
+    @property
+    def exact(self) -> bool:
+        """Every recorded item has the run's bits, and so had every step on the way."""
+        return self.record.exact
+
+    @property
+    def loss(self) -> float:
+        return float(bits_float(self.record.loss_bits))
+
+    @property
+    def grad_norm(self) -> float:
+        return float(bits_float(self.record.grad_norm_bits))
+
+    @property
+    def items(self) -> pd.DataFrame:
+        """item, verdict, detail: one row an exactness item, in execution order."""
+        rows = [(name, item.verdict, item.detail) for name, item in _ordered(self.record.items)]
+        return pd.DataFrame(rows, columns=["item", "verdict", "detail"])
+
+    @property
+    def layers(self) -> pd.DataFrame:
+        """One row a layer and kind: layer, kind, l2, rms, max_abs, nonfinite, recorded.
+
+        `l2` of activation, gradient, adam_m and adam_v is what the exact pass logged; `recorded` is the run's own value
+        (NaN: not recorded, or undefined). A layer with several parameters has their joint norm.
+        """
+        return _layer_table(self.record)
+
+    @property
+    def parameters(self) -> pd.DataFrame:
+        """One row a measured tensor: path, kind, dtype, size, l2, rms, max_abs, nonfinite."""
+        rows = [
+            {"path": r.path, "kind": r.kind, "dtype": r.dtype, "size": r.size, "l2": r.norm()}
+            | {"rms": _nan(r.rms), "max_abs": _nan(r.max_abs), "nonfinite": r.nonfinite}
+            for r in self.record.rows
+        ]
+        return pd.DataFrame(rows, columns=["path", "kind", "dtype", "size", "l2", "rms", "max_abs", "nonfinite"])
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """row, loss (mean a token), share (of the step's summed loss), sorted by share; empty without a token loss.
+
+        Rows whose loss is not finite come first; shares are then of the sum of the others.
+        """
+        if self.record.row_loss is None:
+            return pd.DataFrame({"row": [], "loss": [], "share": []})
+        sums = np.array([_nan(value) for value in self.record.row_loss])
+        tokens = [len(row) for row in self.record.token_loss or [[0]] * len(sums)]
+        frame = pd.DataFrame(
+            {"row": range(len(sums)), "loss": sums / np.maximum(tokens, 1), "share": sums / np.nansum(sums)}
+        )
+        return frame.sort_values("share", ascending=False, kind="stable", na_position="first", ignore_index=True)
+
+    def badges(self) -> list[tuple[str, Verdict, str]]:
+        """Name, verdict and explanation of the three gates."""
+        gates = self.record.gates
+        return [
+            (name, getattr(gates, name).verdict, getattr(gates, name).explanation) for name in Gates.__struct_fields__
+        ]
+
+    def sentence(self) -> str:
+        """The answer in one sentence."""
+        record = self.record
+        informational = (
+            " (informational: this machine differs from the run's)" if record.environment_differences else ""
+        )
+        if record.exact:
+            compared = sum(item.verdict == "exact" for item in record.items.values())
+            return f"Step {record.step} is exact: all {compared} recorded items have the run's bits{informational}."
+        difference = record.first_difference
+        if difference is None:
+            return f"Step {record.step} is unverified: {record.gates.faithful.explanation}{informational}."
+        return (
+            f"Step {record.step} is not exact: the first difference is {difference.item} at step {difference.step} "
+            f"({difference.where}): {difference.detail}{informational}."
+        )
+
+    def __repr__(self) -> str:
+        badges = ", ".join(f"{name}: {verdict}" for name, verdict, _ in self.badges())
+        return f"Trace(step={self.step}, {badges})"
+
+    def _repr_html_(self) -> str:
+        badges = " ".join(
+            f'<span title="{html.escape(why)}" style="background:{BADGE_COLOURS[verdict][0]};'
+            f'color:{BADGE_COLOURS[verdict][1]};border-radius:4px;padding:2px 8px;font-weight:600">'
+            f"{BADGE_MARKS[verdict]} {name}: {verdict}</span>"
+            for name, verdict, why in self.badges()
+        )
+        bad = "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{item.verdict}</td><td>{html.escape(item.detail)}</td></tr>"
+            for name, item in _ordered(self.record.items)
+            if item.verdict not in ("exact", "unverified")
+        )
+        silent = [f"{name} ({i.detail})" for name, i in _ordered(self.record.items) if i.verdict == "unverified"]
+        rest = f"<p>Not compared: {html.escape(', '.join(silent))}.</p>" if silent else ""
+        table = f"<table><tr><th>item</th><th>verdict</th><th>detail</th></tr>{bad}</table>" if bad else ""
+        return f"<div><p>{badges}</p><p>{html.escape(self.sentence())}</p>{table}{rest}</div>"
+
+
+def _ordered(items: Mapping[str, Item]) -> list[tuple[str, Item]]:
+    return [(name, items[name]) for name in ITEMS if name in items]
+
+
+def _nan(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+_ARRAY_OF = {
+    "activation": "per_layer_act_norms",
+    "gradient": "per_layer_grad_norms",
+    "adam_m": "adam_m_norms",
+    "adam_v": "adam_v_norms",
+}
+KINDS = ("activation", "activation_gradient", "gradient", "weight", "adam_m", "adam_v", "update")
+
+
+def _layer_table(record: TraceRecord) -> pd.DataFrame:
+    by_key = {(row.path, row.kind): row for row in record.rows}
+    rows = []
+    for index, layer in enumerate(record.layers):
+        for kind in KINDS:
+            if kind.startswith("activation"):
+                calls = [row for row in record.rows if row.kind == kind and row.path.partition("#")[0] == layer]
+                members = calls[-1:]
+            else:
+                members = [by_key[path, kind] for path in record.owned[layer] if (path, kind) in by_key]
+            array = _ARRAY_OF.get(kind)
+            own = None if array is None else _array(record, array)[index]
+            if own is None and not members:
+                continue
+            squares = sum(row.norm() ** 2 for row in members)
+            size = sum(row.size for row in members)
+            recorded = None if array is None else record.items[array].recorded
+            logged = recorded[index] if isinstance(recorded, list) and index < len(recorded) else None
+            rows.append(
+                {
+                    "layer": layer,
+                    "kind": kind,
+                    "l2": float(np.sqrt(squares)) if own is None else float(bits_float(own)),
+                    "rms": float(np.sqrt(squares / size)) if size else float("nan"),
+                    "max_abs": max((_nan(row.max_abs) for row in members), default=float("nan")),
+                    "nonfinite": sum(row.nonfinite for row in members),
+                    "recorded": float("nan") if logged is None else float(bits_float(logged)),
+                }
+            )
+    return pd.DataFrame(rows, columns=["layer", "kind", "l2", "rms", "max_abs", "nonfinite", "recorded"])
+
+
+def _array(record: TraceRecord, name: str) -> list[str | None]:
+    bits = getattr(record, f"{name}_bits")
+    return array_bits(getattr(record, name), None if bits is UNSET else bits)
+
+
+def difference_at(
+    items: Mapping[str, Item], step: int, where: Literal["restored state", "roll-forward", "step"]
+) -> Difference | None:
+    """The first differing item of a step in execution order, the others as its consequences; None if none differs."""
+    names = mismatches(items)
+    if not names:
+        return None
+    detail = items[names[0]].detail
+    return Difference(step=step, where=where, item=names[0], detail=detail, consequences=names[1:])
+
+
+def write(record: TraceRecord, folder: Path) -> Path:
+    """Writes ``SSSSSSSS.json`` (``SSSSSSSS.sK.json`` in segment K), validated; returns its path.
+
+    Raises:
+        OSError: the folder can't be written.
+    """
+    data = pretty_json(record)
+    msgspec.json.decode(data, type=TraceRecord)  # what we publish must be what we read
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{record.step:08d}{f'.s{record.segment}' if record.segment else ''}.json"
+    write_atomic(path, data)
+    return path
+
+
+def read(path: Path) -> Trace:
+    """Reads a trace file.
+
+    Raises:
+        WorkbenchError: it is missing, damaged, or of another version.
+    """
+    try:
+        return Trace(msgspec.json.decode(Path(path).read_bytes(), type=TraceRecord), Path(path))
+    except OSError as error:
+        raise WorkbenchError(f"{path} can't be read ({error.strerror}); expected a trace") from error
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise WorkbenchError(f"{path} is not a trace of version {VERSION}: {error}. Replay the step again.") from error

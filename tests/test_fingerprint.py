@@ -1,0 +1,121 @@
+"""A fingerprint differs when any bit does, and when the same bits stand elsewhere or mean something else."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import xxhash
+from helpers import flipped
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench.fingerprint import fingerprint, fingerprint_json, lane_of, lanes
+from workbench.telemetry import LANES
+
+DTYPES = {"float32": 32, "bfloat16": 16, "float16": 16, "uint64": 64, "int32": 32, "uint8": 8}
+
+
+def tensors(dtype="float32"):
+    values = mx.array(np.random.default_rng(0).integers(0, 100, 12)).reshape(3, 4)
+    return {"b.weight": values.astype(getattr(mx, dtype)), "a.weight": mx.ones(5), "c": mx.zeros(())}
+
+
+def test_it_is_xxh3_of_path_dtype_shape_and_bytes_in_sorted_order():
+    expected = xxhash.xxh3_128()
+    for path, kind, shape, values in (
+        ("a.weight", "mlx.core.float32", (5,), np.ones(5, np.float32)),
+        ("c", "mlx.core.float32", (), np.zeros((), np.float32)),
+    ):
+        expected.update(f"{path}\0{kind}\0{shape}\0".encode() + values.tobytes())
+    found = tensors()
+    del found["b.weight"]
+    assert fingerprint(found) == expected.hexdigest()
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(sorted(DTYPES)), st.integers(0, 11), st.data())
+def test_every_single_bit_counts(dtype, element, data):
+    before = tensors(dtype)
+    bit = data.draw(st.integers(0, DTYPES[dtype] - 1))
+    after = before | {"b.weight": flipped(before["b.weight"], bit, element)}
+    assert fingerprint(after) != fingerprint(before)
+    again = after | {"b.weight": flipped(after["b.weight"], bit, element)}
+    assert fingerprint(again) == fingerprint(before)
+
+
+@given(st.permutations(["a.weight", "b.weight", "c"]))
+def test_order_of_insertion_does_not_count(order):
+    found = tensors()
+    assert fingerprint({path: found[path] for path in order}) == fingerprint(found)
+
+
+def test_the_same_bits_elsewhere_or_of_another_kind_count():
+    x, y = mx.arange(6, dtype=mx.float32), mx.arange(6, 12, dtype=mx.float32)
+    cases = {
+        "plain": {"a": x, "b": y},
+        "swapped tensors": {"a": y, "b": x},
+        "the same value twice": {"a": x, "b": x},
+        "the other value twice": {"a": y, "b": y},
+        "another path": {"a": x, "c": y},
+        "another dtype": {"a": x, "b": y.view(mx.int32)},
+        "another shape": {"a": x, "b": y.reshape(2, 3)},
+        "elements swapped": {"a": x[::-1], "b": y},
+        "one fewer": {"a": x},
+        "cut elsewhere": {"a": mx.concatenate([x, y[:1]]), "b": y[1:]},
+        "an empty one more": {"a": x, "b": y, "c": mx.zeros((0,))},
+        "none": {},
+    }
+    found = {name: fingerprint(case) for name, case in cases.items()}
+    assert len(set(found.values())) == len(cases), found
+
+
+def test_memory_layout_does_not_count():
+    matrix = mx.arange(6, dtype=mx.float32).reshape(2, 3)
+    turned = mx.contiguous(matrix.T).T  # the same values, stored by column
+    assert fingerprint({"a": turned}) == fingerprint({"a": matrix})
+
+
+def test_signed_zero_and_nan_payloads_count():
+    words = [0x00000000, 0x80000000, 0x7FC00000, 0x7FC00001, 0xFFC00000]
+    found = {fingerprint({"a": mx.array(np.array([word], np.uint32)).view(mx.float32)}) for word in words}
+    assert len(found) == len(words)
+
+
+def test_json_values_count_and_key_order_does_not():
+    values = [{"a": 1}, {"a": 1.0}, {"a": True}, {"a": "1"}, {"a": None}, {}, {"a": 2**64}, {"a": 2**64 + 1}, {"b": 1}]
+    assert len({fingerprint_json(value) for value in values}) == len(values)
+    assert fingerprint_json({"a": 1, "b": [2]}) == fingerprint_json({"b": [2], "a": 1})
+
+
+@pytest.mark.parametrize(
+    ("path", "lane"),
+    [
+        ("layers.0.weight.m", "adam_m"),
+        ("states.1.layers.0.weight.v", "adam_v"),
+        ("weight.exp_avg_sq", "other"),
+        ("step", "other"),
+        ("learning_rate", "other"),
+        ("m", "other"),
+        ("v.m", "adam_m"),
+    ],
+)
+def test_lane_of_an_optimizer_array(path, lane):
+    assert lane_of(path) == lane
+
+
+def test_each_part_of_a_state_has_its_own_lane():
+    weights = {"w": mx.ones(3)}
+    optimizer = {"w.m": mx.ones(3), "w.v": mx.ones(3), "step": mx.array(4, dtype=mx.uint64)}
+    rng, cursor = (1, 2), {"n": 5}
+    whole = lanes(weights, optimizer, rng, cursor)
+    assert tuple(whole) == LANES
+    changes = {
+        "weights": ({"w": flipped(weights["w"])}, optimizer, rng, cursor),
+        "adam_m": (weights, optimizer | {"w.m": flipped(optimizer["w.m"])}, rng, cursor),
+        "adam_v": (weights, optimizer | {"w.v": flipped(optimizer["w.v"])}, rng, cursor),
+        "other": (weights, optimizer | {"step": flipped(optimizer["step"])}, rng, cursor),
+        "rng": (weights, optimizer, (1, 3), cursor),
+        "cursor": (weights, optimizer, rng, {"n": 6}),
+    }
+    for lane, changed in changes.items():
+        found = lanes(*changed)
+        assert [name for name in LANES if found[name] != whole[name]] == [lane]

@@ -1,0 +1,193 @@
+"""The numeric environment: everything outside the code that can move a bit, as found on this machine.
+
+Recorded in the manifest and in each trace, compared before a replay. Knows machines; nothing of runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from .errors import ReplayError
+from .files import sha256
+
+# This process, so that a replay can tell whether the recording was made by another one.
+PROCESS = uuid.uuid4().hex
+
+# Variables that choose kernels, precision or thread counts (found in the libraries' sources and binaries).
+_PREFIXES = ("MLX_", "GATED_", "OPENBLAS_", "OMP_", "MKL_", "BLIS_", "VECLIB_", "CUBLAS", "NVIDIA_TF32_OVERRIDE")
+# Scheduling, caching and paths only: no effect on bits.
+_HARMLESS = ("MLX_BFS_MAX_WIDTH", "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER", "MLX_PTX_CACHE_DIR")
+
+
+def numeric_environment() -> dict[str, Any]:
+    """A JSON object, nested at most one level; the same on every call in one process except for the default device."""
+    device = mx.default_device()
+    on_cpu = device.type == mx.DeviceType.cpu
+    return {
+        "mlx": importlib.metadata.version("mlx"),
+        "backend": "cpu" if on_cpu else "metal" if mx.metal.is_available() else "cuda",
+        "device": _cpu_name() if on_cpu else _gpu(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "blas": dict(_mlx_blas()) if on_cpu else None,
+        "jit_compiler": _jit_compiler() if on_cpu and platform.system() == "Linux" else None,
+        "default_dtype": str(mx.zeros(1).dtype).removeprefix("mlx.core."),
+        "tf32": None if on_cpu else os.environ.get("MLX_ENABLE_TF32", "1") != "0",
+        "numpy": np.__version__,
+        "numpy_blas": dict(_numpy_blas()),
+        "variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_PREFIXES) and name not in _HARMLESS
+        },
+    }
+
+
+def differences(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """A phrase for each entry that differs, such as ``mlx: recorded 0.32.4, here 0.33.0``."""
+    ours, theirs = _flat(here), _flat(recorded)
+    return [
+        f"{name}: recorded {_shown(theirs.get(name))}, here {_shown(ours.get(name))}"
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name) != theirs.get(name)
+    ]
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{name}": item for name, item in value.items()}
+        else:
+            flat[key] = value
+    return {key: value for key, value in flat.items() if value is not None}
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else str(value)
+
+
+@contextlib.contextmanager
+def on_device(backend: str) -> Iterator[None]:
+    """Makes the recorded device type the default one for a while.
+
+    Raises:
+        ReplayError: this machine has no such device.
+    """
+    wanted = mx.DeviceType.cpu if backend == "cpu" else mx.DeviceType.gpu
+    if not mx.is_available(mx.Device(wanted)):
+        raise ReplayError(f"the run was recorded on {backend}, and this machine has no such device that MLX can use")
+    before = mx.default_device()
+    mx.set_default_device(mx.Device(wanted))
+    try:
+        yield
+    finally:
+        mx.set_default_device(before)
+
+
+@functools.cache
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    if platform.system() == "Darwin":
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return platform.processor() or "unknown"
+
+
+def _gpu() -> str:
+    info = mx.device_info()
+    return " ".join(str(info[key]) for key in ("device_name", "architecture", "compute_capability") if key in info)
+
+
+class _Symbol(ctypes.Structure):
+    """`Dl_info` of dlfcn.h."""
+
+    _fields_ = [
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    ]
+
+
+def _defining_file(library: ctypes.CDLL, symbol: str) -> Path | None:
+    """The shared object from which `symbol` is taken when looked up through `library`."""
+    try:
+        address = ctypes.cast(getattr(library, symbol), ctypes.c_void_p)
+    except AttributeError:
+        return None
+    info = _Symbol()
+    dladdr = ctypes.CDLL(None).dladdr
+    dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Symbol)]
+    return Path(os.fsdecode(info.file)) if dladdr(address, ctypes.byref(info)) and info.file else None
+
+
+@functools.cache
+def _mlx_blas() -> tuple[tuple[str, Any], ...]:
+    """The BLAS that MLX's CPU backend really calls: a preloaded library comes before the one it was linked with."""
+    if platform.system() == "Darwin":
+        return (("library", "Accelerate"), ("version", platform.mac_ver()[0]))
+    library = _defining_file(ctypes.CDLL(None), "cblas_sgemm")
+    if library is None:
+        for path in Path(mx.__file__).parent.glob("lib/libmlx.so"):
+            library = _defining_file(ctypes.CDLL(str(path)), "cblas_sgemm")
+    if library is None:
+        return (("library", "unknown"),)
+    resolved = library.resolve()
+    facts: dict[str, Any] = {"library": resolved.name, "sha256": sha256(resolved.read_bytes())[:16]}
+    for pool in _pools():  # nothing for the reference BLAS; for a thin libblas, the library behind it
+        if not _is_numpys(pool):
+            facts |= {key: pool.get(key) for key in ("internal_api", "version", "architecture", "num_threads")}
+    return tuple(facts.items())
+
+
+@functools.cache
+def _numpy_blas() -> tuple[tuple[str, Any], ...]:
+    """The BLAS behind numpy, which computes the logged norms. Its thread count can't matter: see `host.square_sum`."""
+    for pool in _pools():
+        if _is_numpys(pool):
+            return (("library", Path(pool["filepath"]).name), ("architecture", pool.get("architecture")))
+    config = np.show_config(mode="dicts")
+    found = config.get("Build Dependencies", {}).get("blas", {}) if isinstance(config, dict) else {}
+    return (("library", found.get("name", "unknown")), ("version", found.get("version")))
+
+
+def _is_numpys(pool: dict[str, Any]) -> bool:
+    parents, folder = Path(pool["filepath"]).resolve().parents, Path(np.__file__).parent
+    return folder in parents or folder.with_name("numpy.libs") in parents
+
+
+@functools.cache
+def _pools() -> list[dict[str, Any]]:
+    from threadpoolctl import threadpool_info
+
+    return [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+
+@functools.cache
+def _jit_compiler() -> str | None:
+    """MLX compiles fused CPU kernels with the g++ on PATH; without one it runs uncompiled and says nothing."""
+    if shutil.which("g++") is None:
+        return "none (MLX runs uncompiled)"
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["g++", "-dumpfullversion", "-dumpversion"]
+        return f"g++ {subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()}"
+    return "g++ (version unknown)"

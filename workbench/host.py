@@ -1,0 +1,58 @@
+"""MLX arrays seen from the host: raw bytes for digests, norms at memory speed.
+
+Reads evaluated arrays without a copy where the backend allows it. A view belongs to a handle of its own: one on the
+caller's would point into freed memory after an `a += 1` of the caller's. Being outside the step's graph, nothing here
+can move a fusion boundary, so measuring cannot change a run's bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+
+import mlx.core as mx
+import numpy as np
+
+NORMS = (
+    "float32 blocks of 4096, memory order"  # in the manifest: norms made in another way can't be compared bit by bit
+)
+_BLOCK = 4096  # elements a BLAS dot call: below every library's threading threshold, so threads cannot reorder the sum
+
+
+def raw_views(arrays: Sequence[mx.array]) -> list[np.ndarray]:
+    """Each array as a contiguous numpy array over the same bytes; bfloat16, which numpy lacks, appears as uint16."""
+    plain = [array.view(mx.uint16) if array.dtype == mx.bfloat16 else copy(array) for array in arrays]
+    mx.eval(plain)
+    return [np.asarray(array, order="C") for array in plain]
+
+
+def float_views(arrays: Sequence[mx.array]) -> list[np.ndarray]:
+    """Each array as a flat float32 numpy array in memory order; float32 ones are not copied, others converted exactly.
+
+    Memory order, because MLX lays a matrix's gradient out transposed, and reordering it would cost more than the sum.
+    """
+    plain = [copy(array) if array.dtype == mx.float32 else array.astype(mx.float32) for array in arrays]
+    mx.eval(plain)
+    return [np.asarray(array).ravel(order="K") for array in plain]
+
+
+def square_sum(values: np.ndarray) -> float:
+    """Sum of squares of a flat float32 array, as float64: float32 products and partial sums over 4096 elements (BLAS
+    dot), float64 above. Values whose squares leave float32's range are squared in float64 instead."""
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        total = _blockwise(values)
+        if not 1e-30 < total < 1e30:  # overflow, underflow, NaN, or exactly zero
+            total = _blockwise(values.astype(np.float64))
+    return total
+
+
+def _blockwise(values: np.ndarray) -> float:
+    whole = values.size - values.size % _BLOCK
+    blocks, rest = values[:whole].reshape(-1, _BLOCK), values[whole:]
+    return float(np.sum(np.vecdot(blocks, blocks), dtype=np.float64)) + float(np.vecdot(rest, rest))
+
+
+def norm(arrays: Sequence[np.ndarray]) -> np.float32:
+    """L2 norm over all elements of several flat float32 arrays. NaN or inf if an element is."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.float32(np.sqrt(sum(square_sum(values) for values in arrays)))

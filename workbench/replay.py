@@ -1,0 +1,215 @@
+"""Replaying steps: restore, roll forward under check, run, repeat, probe, and compare with the evidence.
+
+Knows experiments, states and evidence; nothing of run folders, manifests, models, data or trainers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from . import gates
+from .compare import Evidence, Item, compare_evidence, overall
+from .errors import ReplayError
+from .experiment import Batch, Experiment, as_batch, read_cursor
+from .observe import Observation, edit, observe
+from .probe import Probe, parameter_rows, probe
+from .snapshot import State, capture, first_difference, restore
+from .step import Stepper, StepResult
+from .telemetry import Edits
+from .trace import Difference, Gates, Row, difference_at
+
+Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done; may raise to cancel
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One replayed step.
+
+    Attributes:
+        before, after: states N-1 and N.
+        items: compared item by item, in execution order.
+        first_difference: the earliest difference, on the way or at the step itself.
+        rows: every measured tensor; empty without a probe pass.
+    """
+
+    step: int
+    before: State
+    after: State
+    batch: Batch
+    result: StepResult
+    observation: Observation
+    items: dict[str, Item]
+    first_difference: Difference | None
+    gates: Gates
+    probe: Probe | None
+    rows: list[Row]
+
+    @property
+    def exact(self) -> bool:
+        """Every recorded item has the run's bits, so had every step on the way, and the checker can tell."""
+        agrees = self.first_difference is None and overall(self.items) == "exact"
+        return agrees and self.gates.sensitive.verdict == "exact"
+
+
+def replay_steps(
+    experiment: Experiment,
+    start: State,
+    steps: Sequence[int],
+    evidence: Callable[[int], Evidence],
+    *,
+    layers: Sequence[str],
+    checkpoint: Callable[[int], State | None] = lambda step: None,
+    edits: Callable[[int], Edits | None] = lambda step: None,
+    with_probe: bool = True,
+    progress: Progress = lambda done, total, what: None,
+) -> Iterator[Outcome]:
+    """Replays steps of one segment from the state before the first of them or an earlier one.
+
+    Args:
+        experiment: rebuilt as the run had it; its state is overwritten.
+        start: a checkpoint's state.
+        steps: ascending, all after `start.step`.
+        evidence: what the run logged at a step (for `start.step`: the lanes of the state, if known).
+        layers: layer paths in the run's order.
+        checkpoint: the run's own checkpoint of a step, if it has one.
+        edits: what the run's loop changed in the state before a step.
+        with_probe: make the probe pass.
+        progress: called before each piece of work, and when a step is done.
+
+    Raises:
+        ReplayError: a step is not after the start, or the sampler ran dry.
+    """
+    if not steps or steps[0] <= start.step or list(steps) != sorted(set(steps)):
+        raise ReplayError(
+            f"steps {list(steps)} can't be replayed from state {start.step}; expected ascending later steps"
+        )
+    stepper = Stepper(experiment, layers)
+    restore(experiment, start)
+    departed = _departure(evidence(start.step), {"state": start.lanes()}, start.step, "restored state", layers)
+    passes = 3 if with_probe else 2
+    total = steps[-1] - start.step + (passes - 1) * len(steps)
+    done = 0
+    for step in range(start.step + 1, steps[-1] + 1):
+        target = step in steps
+        progress(done, total, f"step {step}" + ("" if target else f" of {steps[-1]}, rolling forward"))
+        if (changed := edits(step)) is not None:
+            edit(experiment, changed)
+        before = capture(experiment, step - 1, read_cursor(experiment.sampler)) if target else None
+        batch, cursor = _next_batch(experiment, step)
+        result = stepper(batch)
+        observation = observe(stepper, batch, result, cursor)
+        done += 1
+        if before is None:
+            departed = departed or _departure(
+                evidence(step), observation.evidence(), step, "roll-forward", stepper.layers
+            )
+            continue
+        yield _examine(
+            stepper,
+            before,
+            capture(experiment, step, cursor),
+            batch,
+            result,
+            observation,
+            evidence(step),
+            checkpoint(step),
+            departed,
+            with_probe,
+            partial(_report, progress, done, total, step),
+        )
+        done += passes - 1
+        departed = departed or _departure(evidence(step), observation.evidence(), step, "roll-forward", stepper.layers)
+
+
+def _report(progress: Progress, done: int, total: int, step: int, what: str, number: int) -> None:
+    progress(done + number, total, f"step {step}, {what}")
+
+
+def _next_batch(experiment: Experiment, step: int) -> tuple[Batch, dict[str, Any]]:
+    try:
+        batch = as_batch(next(experiment.sampler))
+    except StopIteration:
+        raise ReplayError(
+            f"the sampler ran out before step {step}; rebuild it with the data that the run had"
+        ) from None
+    return batch, read_cursor(experiment.sampler)
+
+
+def _departure(
+    recorded: Evidence,
+    replayed: Mapping[str, Any],
+    step: int,
+    where: Literal["restored state", "roll-forward", "step"],
+    layers: Sequence[str],
+) -> Difference | None:
+    if "state" in replayed:  # lanes only
+        replayed = {f"state.{lane}": value for lane, value in replayed["state"].items()}
+    return difference_at(compare_evidence(recorded, replayed, layers), step, where)
+
+
+def _examine(
+    stepper: Stepper,
+    before: State,
+    after: State,
+    batch: Batch,
+    result: StepResult,
+    observation: Observation,
+    recorded: Evidence,
+    committed: State | None,
+    departed: Difference | None,
+    with_probe: bool,
+    progress: Callable[[str, int], None],
+) -> Outcome:
+    """Repeats, probes and compares one performed step; leaves the experiment at state N."""
+    experiment, step = stepper.experiment, after.step
+    replayed = dict(observation.evidence())
+    recorded = dict(recorded)
+    if committed is not None:
+        differing = first_difference(committed, after)
+        recorded["checkpoint"] = "equal"
+        replayed["checkpoint"] = "equal" if differing is None else f"differs at {differing}"
+    items = compare_evidence(recorded, replayed, stepper.layers)
+    if committed is not None and differing is not None:
+        items["checkpoint"].detail = f"first differing tensor: {differing}"
+
+    progress("again, for the repeatable badge", 0)
+    restore(experiment, before)
+    again, cursor = _next_batch(experiment, step)
+    repeated = observe(stepper, again, stepper(again), cursor).evidence()
+    unequal = [name for name, value in repeated.items() if value != observation.evidence()[name]]
+
+    measured: Probe | None = None
+    if with_probe:
+        progress("probe pass", 1)
+        measured = _certified_probe(stepper, before, batch, result)
+    progress("compared", 2 if with_probe else 1)
+    restore(experiment, after)
+    return Outcome(
+        step=step,
+        before=before,
+        after=after,
+        batch=batch,
+        result=result,
+        observation=observation,
+        items=items,
+        first_difference=departed or difference_at(items, step, "step"),
+        gates=gates.shown(
+            gates.repeatable(unequal), gates.faithful(items, departed), gates.sensitive(batch, after, observation)
+        ),
+        probe=measured,
+        rows=[] if measured is None else measured.rows + parameter_rows(before, after, result.gradients),
+    )
+
+
+def _certified_probe(stepper: Stepper, before: State, batch: Batch, exact: StepResult) -> Probe:
+    """Eager first: it needs no compiling. Where eager bits differ (fp16 on CPU, CUDA), compiled like the run's step."""
+    restore(stepper.experiment, before)
+    measured = probe(stepper, batch, exact, compiled=False)
+    if not measured.certified and stepper.experiment.options.compile:
+        restore(stepper.experiment, before)
+        compiled = probe(stepper, batch, exact, compiled=True)
+        measured = compiled if compiled.certified else measured
+    return measured

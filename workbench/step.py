@@ -1,0 +1,201 @@
+"""The one function that performs a train step. Recording and replay both call it, with the same compile setting.
+
+A step is: forward and backward pass of each micro-batch, the global gradient norm, clipping, the optimizer's update.
+Knows an `Experiment`; nothing of files, telemetry or any particular model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+import numpy as np
+from mlx.utils import tree_flatten, tree_map
+
+from .capture import Capture, layers_of
+from .deterministic import deterministic_operations
+from .errors import ExperimentError
+from .experiment import (
+    Batch,
+    Experiment,
+    has_free_stride,
+    put_arrays,
+    random_state,
+    row_major,
+    state_arrays,
+)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step returns beside the new state, which is in the experiment's model and optimizer. All evaluated.
+
+    Attributes:
+        loss: float32; with accumulation the mean over micro-batches.
+        grad_norm: float32, global L2 norm before clipping.
+        gradients: by parameter path, before clipping, in the parameter's dtype.
+        activations: output of the last call of each layer (with accumulation: in the last micro-batch).
+        token_loss: the loss function's `token_loss`, or None.
+    """
+
+    loss: np.float32
+    grad_norm: np.float32
+    gradients: dict[str, mx.array]
+    activations: dict[str, mx.array]
+    token_loss: mx.array | None
+
+
+def micro_batches(batch: Batch, parts: int) -> list[Batch]:
+    """Cuts the leading axis of every array into `parts` equal pieces.
+
+    Raises:
+        ExperimentError: the batch size is not a multiple of `parts`.
+    """
+    if parts == 1:
+        return [batch]
+    sizes = {array.shape[0] if array.ndim else 0 for array in batch}
+    if len(sizes) != 1 or min(sizes) % parts or min(sizes) == 0:
+        raise ExperimentError(
+            f"a batch with leading axes {sorted(sizes)} can't be cut into {parts} equal micro-batches; "
+            "expected one batch size, a multiple of accumulate"
+        )
+    rows = sizes.pop() // parts
+    return [tuple(array[start : start + rows] for array in batch) for start in range(0, rows * parts, rows)]
+
+
+def forward_backward(
+    experiment: Experiment, batch: Batch, layers: Sequence[str], *, tap_gradients: bool = False
+) -> tuple[mx.array, Any, Capture, mx.array | None]:
+    """Loss, gradients (a tree like the trainable parameters), the last micro-batch's capture, and the token loss."""
+
+    def loss_fn(*arrays: mx.array) -> tuple[mx.array, Any]:
+        returned = experiment.loss_fn(experiment.model, *arrays)
+        loss, extras = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+        return loss, extras.get("token_loss") if isinstance(extras, dict) else None
+
+    value_and_grad = nn.value_and_grad(experiment.model, loss_fn)
+    parts = micro_batches(batch, experiment.options.accumulate)
+    total, gradients, token_losses = None, None, []
+    for part in parts:
+        with operations(experiment), Capture(experiment.model, layers, gradients=tap_gradients) as capture:
+            (loss, token_loss), part_gradients = value_and_grad(*part)
+        loss = loss.astype(mx.float32)
+        total = loss if total is None else total + loss
+        gradients = part_gradients if gradients is None else tree_map(mx.add, gradients, part_gradients)
+        token_losses.append(token_loss)
+    assert total is not None
+    if len(parts) > 1:
+        total = total / len(parts)
+        gradients = tree_map(lambda gradient: gradient / len(parts), gradients)
+    tokens = None if token_losses[0] is None else mx.concatenate(token_losses) if len(parts) > 1 else token_losses[0]
+    return total, gradients, capture, tokens
+
+
+def operations(experiment: Experiment) -> AbstractContextManager[None]:
+    """The operations to trace a step with: deterministic ones where stock ones are not and the run asks for them."""
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu
+    return deterministic_operations() if on_gpu and experiment.options.deterministic else nullcontext()
+
+
+def global_norm(gradients: Any) -> mx.array:
+    """L2 norm over all gradients, squares summed in float32 whatever the gradients' dtype (bfloat16 sums lose bits)."""
+    leaves: dict[str, mx.array] = dict(tree_flatten(gradients))
+    squares = [mx.sum(mx.square(gradient.astype(mx.float32))) for gradient in leaves.values()]
+    return mx.sqrt(sum(squares[1:], squares[0]))
+
+
+def clipped(gradients: Any, grad_norm: mx.array, limit: float) -> Any:
+    """Gradients scaled by min(1, limit / (norm + 1e-6)): global-norm clipping (Pascanu et al. 2013, arXiv:1211.5063),
+    with the 1e-6 of `mlx.optimizers.clip_grad_norm`."""
+    scale = mx.minimum(limit / (grad_norm + 1e-6), 1.0)
+    return tree_map(lambda gradient: (gradient * scale).astype(gradient.dtype), gradients)
+
+
+def optimizer_states(optimizer: optim.Optimizer) -> list[dict[str, Any]]:
+    """The live state dict of an optimizer, or of each member of a MultiOptimizer."""
+    return [member.state for member in getattr(optimizer, "optimizers", [optimizer])]
+
+
+class Stepper:
+    """Performs the steps of an experiment, advancing its state in place.
+
+    Args:
+        experiment: prepared here (`Experiment.prepare`).
+        layers: layer paths in execution order, from a manifest; None: found from the first batch.
+
+    Attributes:
+        layers: paths in first-execution order; layers that the first forward pass did not call come last.
+        owned: the trainable parameters of each layer.
+    """
+
+    def __init__(self, experiment: Experiment, layers: Sequence[str] | None = None) -> None:
+        experiment.prepare()
+        self.experiment = experiment
+        self.owned = layers_of(experiment.model)
+        self.layers = list(layers) if layers is not None else []
+        if layers is not None and set(layers) != set(self.owned):
+            missing, extra = sorted(set(layers) - set(self.owned)), sorted(set(self.owned) - set(layers))
+            raise ExperimentError(
+                f"the model's layers are not the recorded ones: missing {missing}, unexpected {extra}; "
+                "rebuild the model that the run was recorded with"
+            )
+        self._step: Callable[..., Any] | None = None
+        self._order: list[str] = []
+        trees = (experiment.model, experiment.optimizer.state)
+        self._free = any(has_free_stride(array) for tree in trees for array in state_arrays(tree).values())
+
+    def __call__(self, batch: Batch) -> StepResult:
+        """Performs one step on `batch` and evaluates the new state."""
+        if self._step is None:
+            self._step = self._build()
+        self._refuse_other_containers()
+        # New handles: a loss function that changes its arguments in place must not change the caller's batch.
+        loss, grad_norm, gradients, activations, tokens = self._step(*(copy.copy(array) for array in batch))
+        self.layers = self.layers or self._order + [path for path in self.owned if path not in self._order]
+        model, optimizer = self.experiment.model, self.experiment.optimizer
+        if self._free:
+            self._fix_strides()
+        mx.eval(loss, grad_norm, gradients, activations, tokens, model.parameters(), optimizer.state, random_state())
+        return StepResult(
+            np.float32(loss.item()), np.float32(grad_norm.item()), gradients, activations, tokens[0] if tokens else None
+        )
+
+    def _refuse_other_containers(self) -> None:
+        """A compiled step goes on with the containers it saw: others in their place would be recorded, not used."""
+        states = optimizer_states(self.experiment.optimizer)
+        if any(now is not then for now, then in zip(states, self._containers, strict=True)):
+            raise ExperimentError(
+                "optimizer.state was replaced by another dict after the first step, which a compiled step never sees; "
+                "change its entries instead: optimizer.state.update(...)"
+            )
+
+    def _fix_strides(self) -> None:
+        """Strides along axes of length 1 depend on which buffers MLX could reuse, so on what else holds the old arrays:
+        left as they are, they would be hidden state that no checkpoint has."""
+        for tree in (self.experiment.model, self.experiment.optimizer.state):
+            free = {path: row_major(array) for path, array in state_arrays(tree).items() if has_free_stride(array)}
+            put_arrays(tree, free)
+
+    def _build(self) -> Callable[..., Any]:
+        experiment, layers = self.experiment, list(self.owned)
+        model, optimizer, clip = experiment.model, experiment.optimizer, experiment.options.clip
+        self._containers = optimizer_states(optimizer)
+
+        def step(*batch: mx.array) -> tuple[Any, ...]:
+            loss, gradients, capture, tokens = forward_backward(experiment, batch, layers)
+            self._order = capture.order
+            grad_norm = global_norm(gradients)
+            optimizer.update(model, gradients if clip is None else clipped(gradients, grad_norm, clip))
+            flat = dict(tree_flatten(gradients))
+            return loss, grad_norm, flat, capture.last(capture.activations), [] if tokens is None else [tokens]
+
+        if not experiment.options.compile:
+            return step
+        state = [model.state, optimizer.state, mx.random.state]
+        return mx.compile(step, inputs=state, outputs=state)

@@ -1,0 +1,122 @@
+"""From a manifest back to an experiment. Only this module decides what code a run may name.
+
+A run of the built-in trainer is rebuilt from its config by this package's own code. Any other run names a factory,
+and it is imported only when the user passes that very name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .corpus import Corpus
+from .errors import DataError, ExperimentError, WorkbenchError
+from .manifest import DataFile, Manifest
+
+if TYPE_CHECKING:
+    from .experiment import Experiment
+
+
+def rebuild(manifest: Manifest, folder: Path, factory: str | None = None) -> Experiment:
+    """Builds the experiment that the manifest describes.
+
+    Args:
+        folder: the run's folder.
+        factory: "module:function", the user's consent to import it; must be the one that the manifest names.
+
+    Raises:
+        ExperimentError: the manifest names no way to rebuild it, or another factory.
+        DataError: a data file is missing or has changed.
+    """
+    files = [locate(entry, folder) for entry in manifest.data]
+    kind = manifest.rebuild.get("kind")
+    if kind == "trainer" and factory is not None:
+        raise ExperimentError("this run was recorded by `workbench train` and is rebuilt by it; leave the factory out")
+    if kind == "trainer":
+        from .train import build, config_from  # imports MLX
+
+        return build(config_from(manifest.rebuild.get("config")), files)
+    if kind == "factory" or factory is not None:  # named by the run, or by the user for a run that names none
+        return _from_factory({"factory": factory} | manifest.rebuild, factory)
+    raise ExperimentError(
+        "this run was recorded from a loop of your own that named no factory; pass the experiment, built as for "
+        "recording: run.replay(step, experiment=Experiment(model, optimizer, loss_fn, sampler)); or name a function "
+        "that builds it: --factory module:function"
+    )
+
+
+def locate(entry: DataFile, folder: Path) -> Path:
+    """The data file that the manifest describes, found as by `find` and verified by size and SHA-256.
+
+    Raises:
+        DataError: it is missing, or what is there has changed.
+    """
+    place = find(entry, folder)
+    Corpus.open(place).verify({"bytes": entry.bytes, "sha256": entry.sha256})
+    return place
+
+
+def find(entry: DataFile, folder: Path) -> Path:
+    """Where the data file that the manifest describes is, not verified.
+
+    A file with an absolute path is looked for where it was; if nothing is there any more, under its name in the run's
+    folder and beside it. A relative path starts in the run's folder; a mere name is looked for beside it, too.
+
+    Raises:
+        DataError: it is nowhere, or a relative path leads out of the run.
+    """
+    recorded = Path(entry.path)
+    if ".." in recorded.parts and not recorded.is_absolute():
+        raise DataError(f"the manifest of {folder} names the data file {entry.path}, outside of the run; expected none")
+    places = [folder / recorded]  # an absolute path stays as it is
+    if recorded.is_absolute():
+        places.append(folder / recorded.name)
+    if recorded.is_absolute() or len(recorded.parts) == 1:
+        places.append(folder.resolve().parent / recorded.name)
+    for place in places:
+        if place.exists():
+            return place
+    raise DataError(
+        f"the data file {entry.path} of {folder} is missing ({entry.bytes} bytes, sha256 {entry.sha256}); "
+        f"put it back, or copy it to {places[-1]}"
+    )
+
+
+def _from_factory(description: dict[str, Any], consent: str | None) -> Experiment:
+    name = description.get("factory")
+    if consent is None:
+        raise ExperimentError(
+            f"this run is rebuilt by the factory {name!r}, and code is imported only with your consent; "
+            f"pass factory={name!r} (--factory {name}) if you trust it"
+        )
+    if consent != name:
+        raise ExperimentError(f"this run names the factory {name!r}, not {consent!r}")
+    from .experiment import Experiment  # imports MLX
+
+    module, _, function = str(name).partition(":")
+    arguments = description.get("arguments", {})
+    here = os.getcwd()  # a module beside the user, as `python -m` finds it
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        build = getattr(importlib.import_module(module), function)
+    except Exception as error:  # a module of the user's, which may fail in any way
+        raise ExperimentError(f"the factory {name!r} can't be imported here: {error}") from error
+    finally:
+        if added:
+            sys.path.remove(here)
+    try:
+        experiment = build(**arguments)
+    except WorkbenchError:
+        raise
+    except Exception as error:  # the user's code again
+        raise ExperimentError(
+            f"the factory {name!r} failed with the arguments {arguments}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(experiment, Experiment):
+        raise ExperimentError(f"the factory {name!r} returned a {type(experiment).__name__}; expected an Experiment")
+    return experiment

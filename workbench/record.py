@@ -1,0 +1,428 @@
+"""Recording a training loop: manifest, telemetry every step, checkpoints; and going on from one of them.
+
+    with Recorder("runs/mine", model, optimizer, loss_fn, sampler) as recorder:
+        for batch in recorder.batches(steps):
+            loss = recorder.step(batch)
+
+Knows the core and the folder's layout; nothing of any particular model or data.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+import uuid
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from . import __version__, snapshot
+from . import manifest as manifests
+from .bits import json_float
+from .environment import PROCESS, differences, numeric_environment
+from .errors import CheckpointError, ExperimentError, RunError
+from .experiment import (
+    Experiment,
+    LossFunction,
+    Sampler,
+    StepOptions,
+    as_batch,
+    random_key,
+    read_cursor,
+    set_random_key,
+    state_arrays,
+)
+from .files import lock
+from .fingerprint import METHOD
+from .host import NORMS
+from .hyperparameters import describe_optimizer
+from .journal import Journal
+from .manifest import DataFile, Manifest, Parameter, Segment
+from .observe import Observation, learning_rates, observe
+from .run import CHECKPOINTS, TELEMETRY, Run, refuse_existing
+from .snapshot import State
+from .spikes import Reading, SpikeDetector, SpikeSettings
+from .step import Stepper
+from .telemetry import Edits, Line, Writer
+
+
+class Recorder:
+    """Records the steps of a training loop so that any of them can be replayed.
+
+    Args:
+        path: the run's folder. It must not hold a run yet, unless `resume` is given.
+        model, optimizer, loss_fn, sampler: see `Experiment`.
+        clip, accumulate, compile, deterministic: see `StepOptions`.
+        save_every: a checkpoint each so many steps; 0: only the first and the last state.
+        keep_last, keep_every: thin older checkpoints: keep the last so many and every one whose step is a multiple of
+            `keep_every`. The first is always kept, and those from which a segment starts. None: nothing is thinned.
+        spikes: settings of spike detection; None switches it off.
+        resume: True: go on from the last checkpoint; a number: from the checkpoint of that step.
+        factory, arguments: "module:function" and JSON arguments that rebuild the experiment, for replays from the
+            command line. Without it a replay needs the experiment passed.
+        data: data files, pinned by size and SHA-256: a replay refuses others.
+        rebuild: how to rebuild the experiment; the built-in trainer's alternative to `factory`.
+        copy_telemetry_to: a file that receives each telemetry line too. The run keeps its own: it is the evidence.
+
+    Attributes:
+        step_number: the last step performed.
+        reading: what spike detection said of it.
+
+    Raises:
+        RunError: the folder already holds a run, or (resuming) holds none.
+        ExperimentError: the experiment can't be recorded, or is not the one that the run recorded.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        model: Any,
+        optimizer: Any,
+        loss_fn: LossFunction,
+        sampler: Sampler,
+        *,
+        clip: float | None = None,
+        accumulate: int = 1,
+        compile: bool = True,
+        deterministic: bool = True,
+        save_every: int = 100,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        spikes: SpikeSettings | None = SpikeSettings(),  # noqa: B008 - immutable
+        resume: bool | int = False,
+        factory: str | None = None,
+        arguments: dict[str, Any] | None = None,
+        data: Sequence[DataFile] = (),
+        rebuild: dict[str, Any] | None = None,
+        copy_telemetry_to: str | Path | None = None,
+    ) -> None:
+        if save_every < 0:
+            raise ExperimentError(f"save_every is {save_every}; expected 0 (never) or more")
+        for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
+            if value is not None and value < 1:
+                raise ExperimentError(f"{name} is {value}; expected at least 1, or none to keep every checkpoint")
+        self.path = Path(path)
+        options = StepOptions(clip=clip, accumulate=accumulate, compile=compile, deterministic=deterministic)
+        self.experiment = Experiment(model, optimizer, loss_fn, sampler, options)
+        self._save_every, self._keep = save_every, (keep_last, keep_every)
+        self._spikes, self._detector = spikes, SpikeDetector(spikes) if spikes else None
+        self._rebuild = rebuild or (
+            {"kind": "factory", "factory": factory, "arguments": arguments or {}} if factory else {"kind": "none"}
+        )
+        self._data, self._resume = list(data), resume
+        self._copy_to = None if copy_telemetry_to is None else Path(copy_telemetry_to)
+        self._copy: Writer | None = None
+        self._journal: Journal | None = None
+        self._unlock: Callable[[], Any] = lambda: None
+        self._saved_at: tuple[int, int] | None = None
+        self._whole = True  # the state in memory is that of step_number, not of a step cut off half-way
+        self._ended = False
+        self._began = time.time()
+        self._step_ended = time.perf_counter()
+        self.step_number, self.segment = 0, 0
+        self.reading: Reading | None = None
+        # What the last step left, to tell later whether the loop has changed it.
+        self._rng: tuple[int, int] | None = None
+        self._rates: list[str | None] = []
+        self._lanes: dict[str, str] = {}
+        if resume is False:
+            refuse_existing(self.path)
+            self.experiment.prepare()
+            self._stepper = Stepper(self.experiment)
+            self._cursor = read_cursor(sampler)
+        else:
+            try:
+                self._reopen(resume)
+            except BaseException:
+                self._unlock()  # a second attempt may follow while this one's traceback is still shown
+                raise
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended = True
+        if self._journal is None:
+            if self._copy is not None:
+                self._copy.close()
+            self._unlock()
+            return
+        try:
+            if self._whole and self._saved_at != (self.step_number, self.segment):
+                try:
+                    self.checkpoint()
+                except ExperimentError as error:
+                    warnings.warn(str(error), stacklevel=2)
+            if kind is None:
+                self._append(type="done", step=self.step_number)
+        finally:
+            journal, self._journal = self._journal, None
+            try:
+                journal.close()
+            finally:
+                self._unlock()
+
+    def batches(self, steps: int | None = None) -> Iterator[Any]:
+        """The sampler's batches, until step `steps` has been performed (None: until the sampler ends)."""
+        while steps is None or self.step_number < steps:
+            try:
+                batch = next(self.experiment.sampler)
+            except StopIteration:
+                return
+            yield batch
+
+    def step(self, batch: Any) -> float:
+        """Performs one step on `batch`, logs it, and saves a checkpoint when one is due. Returns the loss."""
+        arrays = as_batch(batch)
+        if self._ended:
+            raise RunError(f"the recording of {self.path} has ended; go on with a new Recorder and resume=True")
+        start = self._start() if self._journal is None else None
+        edits = {} if start else self._edits()
+        cursor = read_cursor(self.experiment.sampler)
+        self._whole = False
+        result = self._stepper(arrays)
+        if start is not None:
+            self._begin(start)
+        self.step_number += 1
+        self._cursor, self._rng, self._rates = cursor, random_key(), learning_rates(self.experiment)
+        seen = observe(self._stepper, arrays, result, cursor)
+        self._log(seen, edits)
+        self._lanes, self._whole = seen.state, True
+        if self._save_every and self.step_number % self._save_every == 0:
+            self.checkpoint()
+        return float(result.loss)
+
+    def log_validation(self, loss: float) -> None:
+        """Logs a validation loss beside the last step."""
+        self._append(type="val", step=self.step_number, val_loss=json_float(loss))
+
+    def checkpoint(self) -> None:
+        """Saves the state that the last step left, then thins older checkpoints if that was asked for.
+
+        Raises:
+            ExperimentError: weights or optimizer state were changed since that step, so they are no longer its state.
+        """
+        state = snapshot.capture(self.experiment, self.step_number, self._cursor, self._rng)
+        lanes = state.lanes()
+        if unlike := [lane for lane, value in self._lanes.items() if lanes[lane] != value]:
+            raise ExperimentError(
+                f"no checkpoint of step {self.step_number} was saved to {self.path}: {', '.join(unlike)} changed after "
+                "the step, so this is not its state; save it before changing it (recorder.checkpoint())"
+            )
+        self._save(state)
+
+    def _edits(self) -> dict[str, Any]:
+        """What the loop changed between two steps, of what a replay can change too."""
+        key, rates = random_key(), learning_rates(self.experiment)
+        found = Edits(rng=None if key == self._rng else key, learning_rate=None if rates == self._rates else rates)
+        return {} if found == Edits() else {"before": found}
+
+    # ---- beginning
+
+    def _start(self) -> State:
+        """The state from which the first step starts, in the form that a restored one has."""
+        self._open_copy()  # first: if it can't be opened, there is no run yet
+        if self._resume is False:
+            refuse_existing(self.path)  # another process may have begun it meanwhile
+            self.experiment.prepare()  # again: weights may have been loaded since
+        elif self._rng is not None:
+            set_random_key(self._rng)  # the random state is a thread's own, and this is the one that trains
+        return snapshot.capture(self.experiment, self.step_number, self._cursor)
+
+    def _begin(self, start: State) -> None:
+        """After the first step, which found the layers' order: manifest, checkpoint 0, the telemetry's first line."""
+        if self._resume is False:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.manifest = self._first_manifest()
+            manifests.write(self.manifest, self.path)
+            self._open_telemetry(start)
+            self._lock()
+            self._save(start)
+        else:
+            if self.segment not in {entry.segment for entry in manifests.read(self.path).segments}:
+                manifests.write(self.manifest, self.path)
+            self._open_telemetry(start)
+
+    def _open_copy(self) -> None:
+        if self._copy_to is None or self._copy is not None:
+            return
+        self._copy_to.parent.mkdir(parents=True, exist_ok=True)
+        if self._copy_to.resolve() == (self.path / TELEMETRY).resolve():
+            raise RunError(f"{self._copy_to} is the run's own telemetry; expected another file for the copy")
+        if self._copy_to.exists() and self._copy_to.stat().st_size:
+            with self._copy_to.open("rb") as file:
+                first = file.readline(65536)
+            if self._resume is False or self.manifest.run.encode() not in first:
+                raise RunError(
+                    f"{self._copy_to} is not empty and not a copy of this run's telemetry; expected a new file"
+                )
+        self._copy = Writer(self._copy_to)
+
+    def _first_manifest(self) -> Manifest:
+        environment = numeric_environment()
+        return Manifest(
+            run=uuid.uuid4().hex,
+            created=self._began,
+            workbench=__version__,
+            rebuild=self._rebuild,
+            options=msgspec.to_builtins(self.experiment.options),
+            optimizer=describe_optimizer(self.experiment.optimizer),
+            data=self._data,
+            layers=self._stepper.layers,
+            owned=self._stepper.owned,
+            parameters=[
+                Parameter(path, list(array.shape), str(array.dtype).removeprefix("mlx.core."))
+                for path, array in state_arrays(self.experiment.model).items()
+            ],
+            fingerprint=METHOD,
+            norms=NORMS,
+            save_every=self._save_every,
+            keep_last=self._keep[0],
+            keep_every=self._keep[1],
+            spikes=None if self._spikes is None else msgspec.to_builtins(self._spikes),
+            segments=[Segment(segment=0, start=0, parent=None, t=self._began, environment=environment)],
+        )
+
+    def _open_telemetry(self, state: State) -> None:
+        self._journal = Journal(self.path / TELEMETRY, self._copy)
+        torn: dict[str, Any] = {"torn_bytes": self._journal.torn_bytes} if self._journal.torn_bytes else {}
+        self._append(type="meta", step=state.step, run=self.manifest.run, process=PROCESS, state=state.lanes(), **torn)
+        self._step_ended = time.perf_counter()
+
+    # ---- going on
+
+    def _reopen(self, resume: bool | int) -> None:
+        run = Run(self.path)
+        self._lock()
+        self.manifest = run.manifest
+        parent = run.manifest.segments[-1].segment
+        ways = [(step, s) for step, s in run.checkpoints if run.manifest.lineage(parent, step) == s]
+        wanted = [key for key in ways if resume is True or key[0] == resume]
+        if not wanted:
+            raise CheckpointError(
+                f"{self.path} has no checkpoint {'at all' if resume is True else f'of step {resume}'}; "
+                f"it has {[step for step, _ in ways]}"
+            )
+        step, segment = wanted[-1]
+        self._stepper = Stepper(self.experiment, self.manifest.layers)
+        self._refuse_another()
+        state = snapshot.read(self.path / CHECKPOINTS, step, segment, self.manifest.run)
+        self._refuse_other_state(state, run.evidence(step, segment))
+        snapshot.restore(self.experiment, state)
+        self.step_number, self._cursor = step, read_cursor(self.experiment.sampler)
+        self._saved_at = (step, segment)
+        self._rng, self._rates, self._lanes = state.rng, learning_rates(self.experiment), state.lanes()
+        environment = numeric_environment()
+        newest = max(
+            (line.step for line in run.telemetry.lines if line.type == "step" and line.segment == parent), default=0
+        )  # type: ignore[type-var]
+        newest = max(newest, run.manifest.segments[parent].start)  # type: ignore[type-var]
+        moved = bool(differences(run.manifest.segments[parent].environment, environment))
+        self.segment = parent
+        if step != newest or moved:
+            self.segment = len(run.manifest.segments)
+            entry = Segment(segment=self.segment, start=step, parent=segment, t=self._began, environment=environment)
+            self.manifest = msgspec.structs.replace(self.manifest, segments=[*self.manifest.segments, entry])
+        if self._detector is not None:
+            run.manifest = self.manifest  # on disk only once a step is performed
+            self._warm_up(run)
+
+    def _lock(self) -> None:
+        """Two recorders that went on with one run would mix their lines, and make its telemetry unreadable."""
+        path = self.path / TELEMETRY
+        if path.exists():
+            try:
+                self._unlock = weakref.finalize(self, os.close, lock(path))
+            except BlockingIOError:
+                raise RunError(
+                    f"{self.path} is being recorded just now, by another process or another Recorder; wait for its end"
+                ) from None
+
+    def _refuse_other_state(self, state: State, evidence: Mapping[str, Any]) -> None:
+        """A checkpoint whose digests were repaired after a change still contradicts what the run logged at its step."""
+        if self.manifest.fingerprint != METHOD:
+            return
+        lanes = {f"state.{lane}": value for lane, value in state.lanes().items()}
+        unlike = [lane for lane, value in lanes.items() if evidence.get(lane, value) != value]
+        if unlike:
+            raise CheckpointError(
+                f"checkpoint {state.step} of {self.path} is not the state that its telemetry recorded: "
+                f"{', '.join(unlike)} differ. Resume from an earlier checkpoint (--resume STEP)."
+            )
+
+    def _refuse_another(self) -> None:
+        found, expected = describe_optimizer(self.experiment.optimizer), self.manifest.optimizer
+        options = msgspec.to_builtins(self.experiment.options)
+        if found != expected or options != self.manifest.options:
+            raise ExperimentError(
+                f"this is not the experiment that {self.path} recorded: optimizer {found}, recorded {expected}; "
+                f"options {options}, recorded {self.manifest.options}"
+            )
+
+    def _warm_up(self, run: Run) -> None:
+        """Detection goes on as if there had been no break, with what it would remember of the way to this state."""
+        assert self._detector is not None and self._spikes is not None
+        for row in run.history(self.segment, self.step_number, 6 * self._spikes.window).to_dict("records"):
+            self._detector.update(
+                row["step"],
+                row["loss"] if row["loss_recorded"] else None,
+                row["grad_norm"] if row["grad_norm_recorded"] else None,
+            )
+
+    # ---- writing
+
+    def _log(self, seen: Observation, edits: dict[str, Any]) -> None:
+        now = time.perf_counter()
+        speed, self._step_ended = 1 / max(now - self._step_ended, 1e-9), now
+        fields: dict[str, Any] = {"step_per_s": round(speed, 4), "peak_rss_mb": _peak_mb()}
+        if self._detector is not None:
+            self.reading = self._detector.update(self.step_number, float(seen.loss), float(seen.grad_norm))
+            average = self.reading.moving_average
+            fields |= {
+                "ma": None if average is None else json_float(average),
+                "spike": self.reading.rule is not None,
+                "spike_rule": self.reading.rule,
+            }
+        self._append(type="step", step=self.step_number, **fields, **edits, **seen.fields())
+
+    def _append(self, **fields: Any) -> None:
+        if self._journal is None:
+            raise RunError(f"nothing can be logged to {self.path} before its first step or after its end")
+        now = time.time()
+        when: dict[str, Any] = {"t": round(now, 3), "elapsed_s": round(now - self._began, 3), "segment": self.segment}
+        self._journal.put(Line(**when, **fields))
+
+    def _save(self, state: State) -> None:
+        assert self._journal is not None
+        self._journal.sync()  # a checkpoint never outlives the telemetry of the steps that led to it
+        folder = self.path / CHECKPOINTS
+        snapshot.write(state, folder, run=self.manifest.run, segment=self.segment, t=time.time())
+        self._saved_at = (state.step, self.segment)
+        self._thin()
+
+    def _thin(self) -> None:
+        last, every = self._keep
+        if last is None and every is None:
+            return
+        starts = {(entry.start, entry.parent) for entry in self.manifest.segments}
+        # Only on the way to the present state: what another branch of the run has kept is its own.
+        keys = [key for key in Run(self.path).checkpoints if self.manifest.lineage(self.segment, key[0]) == key[1]]
+        recent = set(keys[-max(last or 1, 1) :])
+        for step, segment in keys:
+            if (step, segment) in recent or step == 0 or (every and step % every == 0) or (step, segment) in starts:
+                continue
+            snapshot.delete(self.path / CHECKPOINTS, step, segment)
+
+
+def _peak_mb() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kB on Linux, bytes on macOS
+    return round(peak / (1024 if sys.platform != "darwin" else 1024**2), 1)

@@ -1,0 +1,307 @@
+"""One replay of a recorded run: environment checked, experiment rebuilt, steps replayed, traces written.
+
+The bridge between run folders and the core; the core knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+import platformdirs
+
+from . import snapshot, trace
+from .bits import json_float
+from .capture import layers_of
+from .environment import PROCESS, differences, numeric_environment, on_device
+from .errors import CheckpointError, EnvironmentMismatch, ExperimentError, ReplayError
+from .experiment import Experiment, random_key, set_random_key
+from .fingerprint import METHOD
+from .host import NORMS
+from .hyperparameters import describe_optimizer
+from .rebuild import rebuild
+from .replay import Outcome, Progress, replay_steps
+from .run import CHECKPOINTS, TRACES, Plan, Run
+from .snapshot import State
+from .telemetry import ARRAYS
+from .trace import Gate, Trace, TraceRecord
+
+
+def replay_run(
+    run: Run,
+    steps: int | range,
+    *,
+    segment: int | None,
+    experiment: Experiment | None,
+    factory: str | None,
+    other_environment: bool,
+    with_probe: bool,
+    fresh_process: bool | None,
+    trace_dir: Path | None,
+    checkpoint: int | None,
+    progress: Progress,
+) -> list[Trace]:
+    """See `Run.replay`."""
+    key = random_key()
+    try:
+        return _replay_run(
+            run,
+            steps,
+            segment=segment,
+            experiment=experiment,
+            factory=factory,
+            other_environment=other_environment,
+            with_probe=with_probe,
+            fresh_process=fresh_process,
+            trace_dir=trace_dir,
+            checkpoint=checkpoint,
+            progress=progress,
+        )
+    finally:
+        set_random_key(key)  # a training that goes on in this thread must not notice
+
+
+def _replay_run(
+    run: Run,
+    steps: int | range,
+    *,
+    segment: int | None,
+    experiment: Experiment | None,
+    factory: str | None,
+    other_environment: bool,
+    with_probe: bool,
+    fresh_process: bool | None,
+    trace_dir: Path | None,
+    checkpoint: int | None,
+    progress: Progress,
+) -> list[Trace]:
+    plan = run.plan(steps, segment, checkpoint=checkpoint)
+    performed = {run.manifest.lineage(plan.segment, step) for step in range(plan.checkpoint[0] + 1, plan.steps[-1] + 1)}
+    recorded = [run.manifest.segments[segment].environment for segment in sorted(performed)]
+    if run.manifest.fingerprint != METHOD:
+        raise ReplayError(f"{run.path} was fingerprinted with {run.manifest.fingerprint}; this workbench has {METHOD}")
+    with on_device(recorded[-1].get("backend", "cpu")):
+        here = numeric_environment()
+        unlike = list(dict.fromkeys(phrase for one in recorded for phrase in differences(one, here)))
+        if unlike and not other_environment:
+            raise EnvironmentMismatch(
+                f"this machine computes differently from the one that recorded {run.name}: {'; '.join(unlike)}. Replay "
+                "where it was recorded, or go on with --other-environment (other_environment=True): the result is then "
+                "informational only."
+            )
+        try:
+            start = _checkpoint(run, *plan.checkpoint)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}. Start from an earlier one: --checkpoint STEP (checkpoint=STEP)") from error
+        child = None if experiment is not None else _Child(run, plan, factory, other_environment, checkpoint)
+        if experiment is None:
+            experiment = rebuild(run.manifest, run.path, factory)
+        refuse_another(run, experiment)
+        notices, damaged, reported = list(plan.notices), set[int](), (0, 1)
+        between = range(plan.checkpoint[0] + 1, plan.steps[-1])
+        if missing := [step for step in between if run.line(step, plan.segment) is None]:
+            notices.append(f"not checked on the way, as the telemetry lacks their lines: steps {missing}")
+        if run.manifest.norms != NORMS:
+            notices.append(f"the run's norms were added in another way ({run.manifest.norms}): they are not compared")
+
+        def report(done: int, total: int, what: str) -> None:
+            nonlocal reported
+            reported = done, total
+            progress(done, total, what)
+
+        outcomes = replay_steps(
+            experiment,
+            start,
+            plan.steps,
+            lambda step: _evidence(run, step, plan.segment),
+            layers=run.manifest.layers,
+            edits=lambda step: run.edits(step, plan.segment),
+            checkpoint=lambda step: _checkpoint_of(run, step, plan.segment, notices, damaged),
+            with_probe=with_probe,
+            progress=report,
+        )
+        traces, began = [], time.perf_counter()
+        for outcome in outcomes:
+            if outcome.step in damaged:
+                outcome.items["checkpoint"].detail = "it is damaged"
+            outcome = _with_other_process(
+                run, plan, outcome, child, fresh_process, lambda what: progress(*reported, what)
+            )
+            record = _record(run, plan, outcome, experiment, here, unlike, time.perf_counter() - began)
+            path, where = _write(record, trace_dir, run)
+            batch = tuple(np.array(array) for array in outcome.batch)
+            traces.append(Trace(record, path, batch, notices + where))
+            began = time.perf_counter()
+    return traces
+
+
+def _evidence(run: Run, step: int, segment: int) -> dict[str, Any]:
+    """What the run logged, without the norms if they were measured in another way than ours."""
+    found = run.evidence(step, segment)
+    return found if run.manifest.norms == NORMS else {name: found[name] for name in found if name not in ARRAYS}
+
+
+def _checkpoint(run: Run, step: int, segment: int) -> State:
+    return snapshot.read(run.path / CHECKPOINTS, step, segment, run.manifest.run)
+
+
+def _checkpoint_of(run: Run, step: int, segment: int, notices: list[str], damaged: set[int]) -> State | None:
+    """The run's own checkpoint of the replayed step, for comparison; a damaged one is no reason not to replay."""
+    key = (step, run.manifest.lineage(segment, step))
+    if key not in run.checkpoints:
+        return None
+    try:
+        return _checkpoint(run, *key)
+    except CheckpointError as error:
+        notices.append(f"checkpoint {step} was not compared: {error}")
+        damaged.add(step)
+        return None
+
+
+def refuse_another(run: Run, experiment: Experiment) -> None:
+    """Options and hyperparameters come from the run, never from defaults."""
+    have = msgspec.to_builtins(experiment.options) | {"optimizer": describe_optimizer(experiment.optimizer)}
+    want = run.manifest.options | {"optimizer": run.manifest.optimizer}
+    unlike = [f"{key} is {have.get(key)}, recorded {want.get(key)}" for key in want if have.get(key) != want.get(key)]
+    owned = layers_of(experiment.model)
+    if owned.keys() == run.manifest.owned.keys() and owned != run.manifest.owned:  # other layers: `Stepper` names them
+        unlike.append("the model's layers own other parameters than recorded")
+    if unlike:
+        raise ExperimentError(f"this is not the experiment that {run.name} recorded: {'; '.join(unlike)}")
+
+
+class _Child:
+    """The same replay in a new process, which shares nothing with this one but the files."""
+
+    def __init__(
+        self, run: Run, plan: Plan, factory: str | None, other_environment: bool, checkpoint: int | None
+    ) -> None:
+        self._segment = lambda step: run.manifest.lineage(plan.segment, step)
+        self._base = [sys.executable, "-m", "workbench", "replay", str(run.path), "--no-probe", "--no-fresh-process"]
+        self._base += ["--factory", factory] if factory else []
+        self._base += [] if checkpoint is None else ["--checkpoint", str(checkpoint)]
+        self._base += ["--other-environment"] if other_environment else []
+
+    def evidence(self, step: int, say: Callable[[str], None]) -> dict[str, Any]:
+        """What the child measured at this step, as bits. `say` is told what goes on; an exception it raises ends it.
+
+        Raises:
+            ReplayError: the child failed.
+        """
+        with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
+            command = [*self._base, "--step", str(step), "--segment", str(self._segment(step)), "--trace-dir", folder]
+            code, errors = _watched(command, lambda: say(f"step {step}, in a fresh process"))
+            files = list(Path(folder).glob("*.json"))
+            if code not in (0, 1) or len(files) != 1:
+                said = errors.strip().splitlines() or [f"it said nothing, and ended with code {code}"]
+                raise ReplayError(f"the replay in a fresh process failed: {said[-1].removeprefix('workbench: ')}")
+            items = trace.read(files[0]).record.items
+        return {name: item.replayed for name, item in items.items() if name != "checkpoint"}
+
+
+def _watched(command: Sequence[str], tick: Callable[[], None]) -> tuple[int, str]:
+    """Runs a command, calling `tick` five times a second: what that raises ends the child, and goes on up."""
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **quiet) as child:  # type: ignore[call-overload]
+        try:
+            while True:
+                tick()
+                try:
+                    _, errors = child.communicate(timeout=0.2)
+                except subprocess.TimeoutExpired:
+                    continue
+                return child.returncode, errors
+        except BaseException:
+            child.kill()
+            raise
+
+
+def _with_other_process(
+    run: Run, plan: Plan, outcome: Outcome, child: _Child | None, wanted: bool | None, say: Callable[[str], None]
+) -> Outcome:
+    """Completes the repeatable gate with another process: the recording one where that suffices, else a fresh one."""
+    gate = outcome.gates.repeatable
+    meta = run.telemetry.meta_before(outcome.step, run.manifest.lineage(plan.segment, outcome.step))
+    independent = meta is not None and isinstance(meta.process, str) and meta.process != PROCESS
+    if wanted is None:
+        wanted = gate.verdict == "exact" and not (outcome.exact and independent)
+    if not wanted:
+        if outcome.exact and independent:
+            gate = _extended(gate, "and the recording process, another one, had them too")
+        else:
+            gate = _extended(gate, "another process was not tried")
+    elif child is None:
+        gate = _extended(gate, "another process was not tried: this experiment exists only here")
+    else:
+        theirs, ours = child.evidence(outcome.step, say), outcome.observation.evidence()
+        unequal = [name for name, value in ours.items() if theirs.get(name) != value]
+        if unequal:
+            gate = Gate(verdict="mismatch", explanation=f"a fresh process gave other bits: {', '.join(unequal)}")
+        else:
+            gate = _extended(gate, "and in a fresh process")
+    return replace(outcome, gates=msgspec.structs.replace(outcome.gates, repeatable=gate))
+
+
+def _extended(gate: Gate, more: str) -> Gate:
+    return Gate(verdict=gate.verdict, explanation=f"{gate.explanation}, {more}")
+
+
+def _record(
+    run: Run, plan: Plan, outcome: Outcome, experiment: Experiment, here: dict, unlike: list[str], seconds: float
+) -> TraceRecord:
+    row_loss, token_loss = _token_losses(outcome)
+    return msgspec.convert(
+        outcome.observation.fields()
+        | {
+            "run": run.manifest.run,
+            "step": outcome.step,
+            "segment": run.manifest.lineage(plan.segment, outcome.step),
+            "exact": outcome.exact,
+            "first_difference": outcome.first_difference,
+            "gates": outcome.gates,
+            "certified_probe": None if outcome.probe is None else outcome.probe.certified,
+            "items": outcome.items,
+            "layers": run.manifest.layers,
+            "owned": run.manifest.owned,
+            "rows": outcome.rows,
+            "row_loss": row_loss,
+            "token_loss": token_loss,
+            "checkpoint": plan.checkpoint[0],
+            "rolled": outcome.step - 1 - plan.checkpoint[0],
+            "environment": here,
+            "environment_differences": unlike,
+            "options": msgspec.to_builtins(experiment.options),
+            "wall_s": round(seconds, 3),
+        },
+        type=TraceRecord,
+    )
+
+
+def _token_losses(outcome: Outcome) -> tuple[list[float | None] | None, list[list[float | None]] | None]:
+    tokens = outcome.result.token_loss
+    if tokens is None:
+        return None, None
+    table = np.array(tokens.astype(mx.float32))
+    table = table.reshape(table.shape[0], -1)
+    rows = [json_float(np.float32(row.sum(dtype=np.float64))) for row in table]
+    return rows, [[json_float(value) for value in row] for row in table]
+
+
+def _write(record: TraceRecord, trace_dir: Path | None, run: Run) -> tuple[Path, list[str]]:
+    if trace_dir is not None:
+        return trace.write(record, trace_dir), []
+    folder = run.path / TRACES
+    if os.access(folder if folder.exists() else run.path, os.W_OK):
+        return trace.write(record, folder), []
+    cache = Path(platformdirs.user_cache_dir("spike-workbench")) / "traces" / run.manifest.run
+    return trace.write(record, cache), [f"{run.path} is read-only; the trace is in {cache}"]

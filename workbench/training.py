@@ -1,0 +1,262 @@
+"""From the command line's options to a training job: a fresh run, or one that goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+import msgspec
+
+from . import manifest as manifests
+from .corpus import Corpus
+from .errors import ExperimentError, RunError
+from .faults import SOURCES, parse, plant
+from .manifest import DataFile
+from .model import PRESETS, ModelConfig, depth_config
+from .rebuild import locate
+from .run import Run, refuse_existing
+from .schedule import ScheduleConfig
+from .spikes import Reading, SpikeSettings
+from .train import AdamWConfig, TrainConfig, Watcher, config_from, train
+
+# Every option, as `workbench train` names them; one that is not given is None (flags: False).
+OPTIONS = (
+    *("corpus", "steps", "out", "resume", "preset", "depth", "batch", "ctx", "accum", "dropout", "tied", "dtype"),
+    *("grad_clip", "beta1", "beta2", "eps", "weight_decay", "bias_correction"),
+    *("lr_schedule", "warmup", "max_lr", "min_lr", "decay_steps", "decay_shape"),
+    *("seed", "val_split", "val_every", "sample_every", "prefetch", "device", "compile_", "deterministic", "faults"),
+    *("save_every", "keep_last", "keep_every", "spike_factor", "spike_window", "no_spike_detect", "log_jsonl"),
+    *("no_record", "print_fingerprint"),
+)
+# What may be given with --resume; anything else is in the manifest.
+_FLAGS = ("no_spike_detect", "no_record", "print_fingerprint")  # False: not given
+_SPELLED = {
+    "faults": "fault",
+    "compile_": "compile/--no-compile",
+    "tied": "tied/--untied",
+    "bias_correction": "bias-correction/--no-bias-correction",
+    "deterministic": "deterministic/--no-deterministic",
+}
+_RESUMABLE = {
+    "out",
+    "resume",
+    "steps",
+    "print_fingerprint",
+    "prefetch",
+    "log_jsonl",
+    "save_every",
+    "keep_last",
+    "keep_every",
+}
+
+
+class Quiet:
+    """A watcher that says nothing."""
+
+    def on_step(self, step: int, loss: float, reading: Reading | None) -> None: ...
+    def on_validation(self, step: int, loss: float) -> None: ...
+    def on_sample(self, step: int, text: str) -> None: ...
+
+
+def train_run(
+    out: str | Path, corpus: str | Path, steps: int, *, watcher: Watcher | None = None, **options: Any
+) -> Run:
+    """Trains the built-in model and records it: `workbench train`, from Python.
+
+    Args:
+        out: folder of the new run.
+        corpus: a text file, or uint16 tokens as .bin or .npy.
+        steps: optimizer updates.
+        watcher: told of each step.
+        options: those of the command line, with underscores (`preset`, `save_every`, `faults=["garbage@40"]`, …).
+
+    Raises:
+        WorkbenchError: as the command line.
+    """
+    if unknown := sorted(options.keys() - set(OPTIONS)):
+        raise ExperimentError(f"{unknown[0]!r} is no option of training; expected {', '.join(OPTIONS[3:])}")
+    fresh(options | {"out": Path(out), "corpus": corpus, "steps": steps}).run(watcher or Quiet())
+    return Run(Path(out))
+
+
+@dataclass
+class Job:
+    """A training job, ready to run."""
+
+    config: TrainConfig
+    files: Sequence[Path]
+    out: Path | None
+    data: Sequence[DataFile] = ()
+    resume: bool | int = False
+    recording: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, watcher: Watcher) -> tuple[int, dict[str, str]]:
+        """Trains; returns the last step and the fingerprints of its state."""
+        return train(self.config, self.files, self.out, watcher, data=self.data, resume=self.resume, **self.recording)
+
+
+def fresh(given: Mapping[str, Any]) -> Job:
+    """A job from options; None means not given.
+
+    Raises:
+        ExperimentError, DataError: an option is missing or out of range.
+        RunError: the folder already holds a run.
+    """
+    given = _complete(given)
+    if given["no_record"] and given["log_jsonl"] is not None:
+        raise ExperimentError("--log-jsonl is a copy of the record, and --no-record makes none; expected one of them")
+    for name in ("corpus", "steps"):
+        if given[name] is None:
+            raise ExperimentError(f"--{name} is missing; expected it to start a run (or --resume to go on with one)")
+    out: Path | None = given["out"]
+    if given["no_record"]:
+        out = None
+    elif out is None:
+        raise ExperimentError("--out is missing; expected the folder to record in (or --no-record)")
+    else:
+        refuse_existing(out)
+        if out.is_dir() and any(out.iterdir()):
+            raise RunError(f"{out} is not empty; expected a new folder for the run, so that it holds nothing else")
+    corpus = Corpus.open(Path(given["corpus"]).absolute())
+    config = _config(given, corpus)
+    files, data = [corpus.path], [DataFile(**corpus.describe())]
+    if given["faults"]:
+        if out is None:
+            raise ExperimentError("--fault needs --out: the data that it adds is a file of the run")
+        faults = [parse(text) for text in given["faults"]]
+        if late := [fault for fault in faults if fault.step > config.steps]:
+            raise ExperimentError(f"fault {late[0].name}@{late[0].step} comes after the last step, {config.steps}")
+        planted = plant(
+            faults,
+            out,
+            batch=config.batch * config.accumulate,
+            ctx=config.model.ctx,
+            vocabulary=min(config.model.vocabulary, corpus.vocabulary),
+            suffix=".bin" if corpus.kind == "uint16" else ".bytes",
+            seed=config.seed,
+        )
+        config = msgspec.structs.replace(config, substitutions=tuple(planted.substitutions))
+        files += planted.files
+        data += [_inside(path, out) for path in planted.files]
+    return Job(config, files, out, data, False, _recording(given))
+
+
+def _inside(path: Path, out: Path) -> DataFile:
+    entry = Corpus.open(path).describe()
+    return DataFile(f"{SOURCES}/{path.name}", entry["bytes"], entry["sha256"])
+
+
+def resumed(given: Mapping[str, Any]) -> Job:
+    """A job that goes on from a checkpoint of the run at `--out`; everything else comes from its manifest.
+
+    Raises:
+        ExperimentError: an option was given that the manifest decides, or the run is not one of the trainer's.
+        RunError, DataError: the run or its data can't be read.
+    """
+    out: Path | None = given["out"]
+    if out is None:
+        raise ExperimentError("--resume needs --out, the folder of the run to go on with")
+    refused = [name for name, value in given.items() if _is_given(name, value) and name not in _RESUMABLE]
+    if refused:
+        option = _SPELLED.get(refused[0], refused[0].replace("_", "-"))
+        raise ExperimentError(f"--{option} is decided by the manifest of {out} on resume; leave it out")
+    if given["resume"] != "last" and not str(given["resume"]).isdecimal():
+        raise ExperimentError(f"--resume is {given['resume']!r}; expected nothing or the step of a checkpoint")
+    manifest = manifests.read(out)
+    if manifest.rebuild.get("kind") != "trainer":
+        raise ExperimentError(
+            f"{out} was not recorded by `workbench train`; resume it from your own loop with Recorder"
+        )
+    config = config_from(manifest.rebuild.get("config"))
+    if given["steps"] is not None:
+        config = msgspec.structs.replace(config, steps=given["steps"])
+    if given["prefetch"] is not None:
+        config = msgspec.structs.replace(config, prefetch=given["prefetch"])
+    files = [locate(entry, out) for entry in manifest.data]
+    recording = _recording(given)
+    for name in ("save_every", "keep_last", "keep_every"):
+        recording[name] = getattr(manifest, name) if given[name] is None else given[name]
+    recording["spikes"] = None if manifest.spikes is None else SpikeSettings(**manifest.spikes)
+    resume = True if given["resume"] == "last" else int(given["resume"])
+    return Job(config, files, out, manifest.data, resume, recording)
+
+
+def _config(given: Mapping[str, Any], corpus: Corpus) -> TrainConfig:
+    if given["preset"] is not None and given["depth"] is not None:
+        raise ExperimentError("--preset and --depth both say how large the model is; expected one of them")
+    if given["preset"] not in (None, *PRESETS):
+        raise ExperimentError(f"--preset is {given['preset']!r}; expected one of {', '.join(PRESETS)}")
+    own = {key: given[key] for key in ("ctx", "dropout", "tied", "dtype") if given[key] is not None}
+    if given["depth"] is not None:
+        model, batch = depth_config(given["depth"], vocabulary=corpus.vocabulary, **own), 8
+    else:
+        preset = PRESETS[given["preset"] or "tiny"]
+        settings = preset["model"] | own
+        settings["vocabulary"] = max(settings["vocabulary"], corpus.vocabulary)
+        model, batch = ModelConfig(**settings), preset["batch"]
+    steps = given["steps"]
+    schedule = {
+        "kind": given["lr_schedule"],
+        "warmup": min(max(1, steps // 20), steps - 1) if given["warmup"] is None else given["warmup"],
+        **{key: given[key] for key in ("max_lr", "min_lr", "decay_steps", "decay_shape")},
+    }
+    adamw = {key: given[key] for key in ("beta1", "beta2", "eps", "weight_decay", "bias_correction")}
+    if adamw["eps"] is None and model.dtype == "float16":
+        adamw["eps"] = 1e-4  # 1e-8 is below float16's smallest number, and 0/0 makes NaN where a gradient is 0
+    clip = 1.0 if given["grad_clip"] is None else given["grad_clip"] or None
+    settings = {
+        "batch": batch if given["batch"] is None else given["batch"],
+        "accumulate": given["accum"],
+        "compile": given["compile_"],
+        "deterministic": given["deterministic"],
+        **{key: given[key] for key in ("seed", "val_split", "val_every", "sample_every", "prefetch")},
+    }
+    return TrainConfig(
+        model=model,
+        schedule=ScheduleConfig(steps=steps, **_given(schedule)),
+        adamw=AdamWConfig(**_given(adamw)),
+        clip=clip,
+        steps=steps,
+        device=_device(given["device"] or os.environ.get("WORKBENCH_DEVICE")),
+        **_given(settings),
+    )
+
+
+def _device(asked: str | None) -> Literal["cpu", "gpu"]:
+    if asked not in (None, "", "cpu", "gpu"):
+        raise ExperimentError(f"the device is {asked!r}; expected cpu or gpu")
+    if asked == "gpu" and not mx.is_available(mx.Device(mx.DeviceType.gpu)):
+        raise ExperimentError("--device is gpu, and this machine has no GPU that MLX can use; expected cpu")
+    on_gpu = asked == "gpu" or (not asked and mx.default_device().type == mx.DeviceType.gpu)
+    return "gpu" if on_gpu else "cpu"
+
+
+def _is_given(name: str, value: Any) -> bool:
+    return value is not None and value != () and not (value is False and name in _FLAGS)
+
+
+def _complete(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: given.get(name) for name in OPTIONS}
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _recording(given: Mapping[str, Any]) -> dict[str, Any]:
+    if given["no_record"]:
+        return {}
+    spikes: SpikeSettings | None = None
+    if not given["no_spike_detect"]:
+        spikes = SpikeSettings(**_given({"factor": given["spike_factor"], "window": given["spike_window"]}))
+    return {
+        "save_every": 100 if given["save_every"] is None else given["save_every"],
+        "keep_last": given["keep_last"],
+        "keep_every": given["keep_every"],
+        "spikes": spikes,
+        "copy_telemetry_to": given["log_jsonl"],
+    }

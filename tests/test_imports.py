@@ -1,0 +1,161 @@
+"""Arrows point one way: reading and drawing need no MLX, and the core knows no model, data, trainer or screen."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "workbench"
+LIGHT = ("telemetry", "trace", "compare", "spikes", "plots", "run", "manifest", "cli", "bits", "files", "errors")
+CORE = (
+    "step",
+    "snapshot",
+    "replay",
+    "experiment",
+    "capture",
+    "observe",
+    "fingerprint",
+    "host",
+    "gates",
+    "probe",
+    "compare",
+)
+ABOVE = {"model", "data", "train", "training", "faults", "cli", "demo", "lab", "run", "record", "session", "manifest"}
+SCREEN = {"ipywidgets", "matplotlib", "IPython", "rich", "click"}
+
+
+def loaded_after(statement):
+    """Top-level names of the modules that a fresh interpreter has loaded after a statement."""
+    code = f"import sys\n{statement}\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_the_package_imports_next_to_nothing():
+    loaded = loaded_after("import workbench")
+    assert not {"mlx", "numpy", "pandas", "matplotlib", "ipywidgets", "msgspec", "click"} & loaded
+
+
+def test_what_reads_and_draws_imports_no_mlx():
+    loaded = loaded_after("import " + ", ".join(f"workbench.{name}" for name in LIGHT))
+    assert "mlx" not in loaded and "pandas" in loaded
+
+
+def test_asking_for_help_loads_little():
+    assert not {"mlx", "pandas", "numpy", "rich"} & loaded_after("import workbench.cli")
+
+
+def test_public_names_of_reading_import_no_mlx():
+    loaded = loaded_after(
+        "from workbench import open_run, list_runs, find_spikes, Run, Trace, SpikeSettings, WorkbenchError"
+    )
+    assert "mlx" not in loaded
+
+
+def test_looking_at_a_run_imports_no_mlx():
+    import runs
+
+    path = str(runs.recorded_read_only())
+    loaded = loaded_after(
+        f"from workbench import open_run; run = open_run({path!r}); run.spikes(), run.norms(5), run.plan(6), repr(run)"
+    )
+    assert "mlx" not in loaded
+    loaded = loaded_after(
+        f"import sys; sys.argv = ['workbench', 'spikes', {path!r}]\nfrom workbench.cli import main\n"
+        "try:\n    main(standalone_mode=False)\nexcept SystemExit:\n    pass\nprint()"
+    )
+    assert "mlx" not in loaded and "click" in loaded
+
+
+@pytest.mark.parametrize("name", ["Recorder", "Experiment", "train_run"])
+def test_the_tests_above_can_fail(name):
+    assert "mlx" in loaded_after(f"from workbench import {name}")
+
+
+def test_every_public_name_resolves_and_nothing_else_does():
+    import workbench
+
+    for name in workbench.__all__:
+        assert getattr(workbench, name) is not None
+    assert dir(workbench) == sorted(workbench.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'latest_run'"):
+        workbench.latest_run  # noqa: B018
+
+
+# -------------------------------------------------------------------------------------------------------------- arrows
+
+
+def imports_of(source):
+    """(own modules, other packages) that code imports anywhere, but not for type checking only."""
+    own, others = set(), set()
+    skipped = {
+        id(inner)
+        for node in ast.walk(source)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(source):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.ImportFrom):
+            if node.level:
+                own |= {node.module.partition(".")[0]} if node.module else {alias.name for alias in node.names}
+            else:
+                others.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.Import):
+            others |= {alias.name.partition(".")[0] for alias in node.names}
+    return own & {path.stem for path in PACKAGE.glob("*.py")}, others
+
+
+def reach(module):
+    """Everything that a module imports, directly or through others."""
+    seen, others, todo = set(), set(), [module]
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        own, foreign = imports_of(ast.parse((PACKAGE / f"{name}.py").read_text()))
+        others |= foreign
+        todo += own
+    return seen, others
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_the_core_knows_no_model_data_trainer_folder_or_screen(module):
+    own, others = reach(module)
+    assert own & ABOVE == set() and others & SCREEN == set()
+
+
+@pytest.mark.parametrize("module", ["model", "data", "schedule", "spikes", "faults"])
+def test_what_stands_beside_the_core_knows_it_not(module):
+    own, others = reach(module)
+    assert own & {"step", "replay", "snapshot", "record", "session", "run", "train", "cli"} == set()
+    assert others & SCREEN == set()
+
+
+@pytest.mark.parametrize("module", ["data", "spikes", "telemetry", "manifest", "trace", "plots", "compare"])
+def test_without_mlx_all_the_way_down(module):
+    assert "mlx" not in reach(module)[1]
+
+
+def test_nobody_imports_the_command_line():
+    importing = {
+        path.stem
+        for path in PACKAGE.glob("*.py")
+        if "cli" in imports_of(ast.parse(path.read_text()))[0] and path.stem != "__main__"
+    }
+    assert importing == set()
+
+
+def test_the_arrows_can_be_broken():
+    """The reach of the trainer holds what that of the core must not."""
+    own, others = reach("train")
+    assert {"model", "data", "record", "step"} <= own and "mlx" in others
+    assert "matplotlib" in reach("plots")[1] and "rich" in reach("cli")[1]
+    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .train import x\n"
+    source += "def f():\n    from .cli import y\n"
+    assert imports_of(ast.parse(source)) == ({"cli"}, {"typing"})

@@ -1,0 +1,510 @@
+"""The command line. It parses, calls, and prints; every answer is also one call away in Python.
+
+Exit codes: 0 the question was answered, whatever the answer; 1 `replay` found a step not exact; 2 bad input;
+130 or 143 stopped by Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+import msgspec
+
+from . import __version__
+from .errors import WorkbenchError
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+
+class _Group(click.Group):
+    """Turns every error of ours into one sentence and exit code 2; a traceback reaches nobody."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(context, args)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            _usage(error, context)
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except click.UsageError as error:
+            _usage(error, context)
+        except WorkbenchError as error:
+            click.echo(f"workbench: {error}", err=True)
+            context.exit(2)
+        except BrokenPipeError:
+            # The reader went away, as `head` does. What is still buffered goes nowhere, so no complaint at exit either.
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            context.exit(128 + signal.SIGPIPE)  # as any command: neither "exact" nor "not exact"
+        except OSError as error:
+            click.echo(f"workbench: {error.filename or 'a file'}: {error.strerror or error}", err=True)
+            context.exit(2)
+        except KeyboardInterrupt as error:
+            click.echo(f"workbench: {error}" if str(error) else "workbench: interrupted", err=True)
+            context.exit(128 + getattr(error, "number", signal.SIGINT))
+
+
+def _console(**settings: Any) -> Any:
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:  # rich would exit with 1, which means "not exact"
+            raise BrokenPipeError
+
+    return Plain(**settings)
+
+
+def _usage(error: click.UsageError, context: click.Context) -> NoReturn:
+    command = (error.ctx or context).command_path
+    click.echo(f"workbench: {error.format_message()} See {command} --help.", err=True)
+    context.exit(2)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="workbench")
+def main() -> None:
+    """Replay the training step where the loss spiked, bit for bit, and see what happened."""
+
+
+# ---------------------------------------------------------------------------------------------------------------- train
+
+
+def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def decorate(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+_SHAPE = _options(
+    click.option("--preset", type=click.Choice(["tiny", "small", "huge"]), help="Model and batch. [default: tiny]"),
+    click.option("--depth", type=int, help="Instead of a preset: N layers, width 64·N, N heads."),
+    click.option("--batch", type=int, help="Rows in a micro-batch."),
+    click.option("--ctx", type=int, help="Tokens in a row."),
+    click.option("--accum", type=int, help="Micro-batches in a step. [default: 1]"),
+    click.option("--dropout", type=float, help="[default: 0]"),
+    click.option("--tied/--untied", default=None, help="Share the head with the embedding. [default: tied]"),
+    click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="[default: float32]"),
+)
+_OPTIMIZER = _options(
+    click.option("--grad-clip", type=float, help="Global gradient norm; 0 switches clipping off. [default: 1.0]"),
+    click.option("--beta1", type=float, help="[default: 0.9]"),
+    click.option("--beta2", type=float, help="[default: 0.95]"),
+    click.option("--eps", type=float, help="[default: 1e-8; 1e-4 in float16, where 1e-8 is zero]"),
+    click.option("--weight-decay", type=float, help="[default: 0.1]"),
+    click.option("--bias-correction/--no-bias-correction", default=None, help="[default: on]"),
+)
+_SCHEDULE = _options(
+    click.option("--lr-schedule", type=click.Choice(["cosine", "wsd", "constant"]), help="[default: cosine]"),
+    click.option("--warmup", type=int, help="Updates of linear warm-up. [default: a twentieth of the steps]"),
+    click.option("--max-lr", type=float, help="[default: 1e-3]"),
+    click.option("--min-lr", type=float, help="[default: 0]"),
+    click.option("--decay-steps", type=int, help="Length of the decay of wsd. [default: a fifth of the steps]"),
+    click.option("--decay-shape", type=click.Choice(["1-sqrt", "cosine", "linear"]), help="[default: 1-sqrt]"),
+)
+_RUNNING = _options(
+    click.option("--seed", type=int, help="[default: 0]"),
+    click.option("--val-split", type=float, help="Share of the corpus held out. [default: 0.05]"),
+    click.option("--val-every", type=int, help="[default: 0, never]"),
+    click.option("--sample-every", type=int, help="Print a sample of text. [default: 0, never]"),
+    click.option("--prefetch", type=int, help="Batches drawn ahead by a thread. [default: 0]"),
+    click.option(
+        "--device", type=click.Choice(["cpu", "gpu"]), help="[default: $WORKBENCH_DEVICE, or what MLX prefers]"
+    ),
+    click.option("--compile/--no-compile", "compile_", default=None, help="Compile the step. [default: on]"),
+    click.option(
+        "--deterministic/--no-deterministic",
+        default=None,
+        help="On a GPU: gradients that repeat bit for bit. [default: on]",
+    ),
+    click.option("--fault", "faults", multiple=True, help="Plant a spike: garbage@N, or garbage@N:rows=1."),
+)
+_RECORDING = _options(
+    click.option("--save-every", type=int, help="Steps between checkpoints; 0: first and last only. [default: 100]"),
+    click.option("--keep-last", type=int, help="Thin checkpoints: keep the last K …"),
+    click.option("--keep-every", type=int, help="… and those of every M-th step. [default: keep all]"),
+    click.option("--spike-factor", type=float, help="[default: 3.0]"),
+    click.option("--spike-window", type=int, help="[default: 50]"),
+    click.option("--no-spike-detect", is_flag=True, help="Do not look for spikes."),
+    click.option("--log-jsonl", type=click.Path(path_type=Path), help="A second copy of the telemetry."),
+    click.option("--no-record", is_flag=True, help="Train without telemetry or checkpoints."),
+)
+
+
+@main.command(context_settings={"show_default": False})
+@click.option("--corpus", type=click.Path(path_type=Path), help="Text or bytes; or uint16 tokens as .bin or .npy.")
+@click.option("--steps", type=int, help="Optimizer updates.")
+@click.option("--out", type=click.Path(path_type=Path), help="The run's folder.")
+@click.option("--resume", is_flag=False, flag_value="last", help="Go on from the last checkpoint, or that of a step.")
+@_SHAPE
+@_OPTIMIZER
+@_SCHEDULE
+@_RUNNING
+@_RECORDING
+@click.option("--print-fingerprint", is_flag=True, help="Print the fingerprint of each lane of the final state.")
+@click.option("--replay-step", type=int, help="Do not train: replay this step (same as `workbench replay`).")
+@click.option("--replay-from", type=click.Path(path_type=Path), help="The run to replay it from.")
+def train(**given: Any) -> None:
+    """Train a transformer on a corpus, recorded so that any step can be replayed.
+
+    Ctrl-C finishes the step under way, saves a checkpoint, and exits with 130 (SIGTERM: 143); a second one stops at
+    once. Go on with --out RUN --resume, which reaches the same bits as if there had been no break.
+    """
+    if given["replay_step"] is not None or given["replay_from"] is not None:
+        if given["replay_step"] is None or given["replay_from"] is None:
+            raise click.UsageError("--replay-step N and --replay-from RUN go together")
+        _replay(given["replay_from"], str(given["replay_step"]))
+        return
+    from . import training
+
+    job = training.resumed(given) if given["resume"] is not None else training.fresh(given)
+    end = job.config.schedule.steps
+    if job.config.steps > end and job.config.schedule.kind != "constant":
+        click.echo(f"The schedule ends at step {end}; the learning rate stays at its minimum from there.", err=True)
+    with _Progress(job.config.steps) as watcher:
+        step, lanes = job.run(watcher)
+    if not watcher.steps:
+        click.echo(f"{job.out} is at step {step} already, so there was nothing to do; go on with --steps M", err=True)
+    elif job.out is not None:
+        click.echo(
+            f"{job.out}: {step} steps recorded, {watcher.spikes} spike{'s' if watcher.spikes != 1 else ''}", err=True
+        )
+    if given["print_fingerprint"]:
+        click.echo(msgspec.json.format(msgspec.json.encode({"step": step, **lanes})).decode())
+
+
+class _Progress:
+    """A progress bar with loss and steps/s; spikes, validation losses and samples above it."""
+
+    def __init__(self, steps: int) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(),
+            TextColumn("loss {task.fields[loss]:.4f}  {task.fields[speed]:.1f} steps/s"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=_console(stderr=True))
+        self._task = self._bar.add_task("", total=steps, loss=float("nan"), speed=0.0)
+        self.spikes = self.steps = 0
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def on_step(self, step: int, loss: float, reading: Any) -> None:
+        self.steps += 1
+        speed = self._bar.tasks[0].speed or 0.0
+        self._bar.update(self._task, completed=step, loss=loss, speed=speed)
+        if reading is not None and reading.rule is not None:
+            self.spikes += 1
+            self._say(f"step {step}: spike ({reading.rule}): {reading.explanation}")
+
+    def on_validation(self, step: int, loss: float) -> None:
+        self._say(f"step {step}: validation loss {loss:.4f}")
+
+    def on_sample(self, step: int, text: str) -> None:
+        self._say(f"step {step}: {text}")
+
+    def _say(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False)
+
+
+# --------------------------------------------------------------------------------------------------------------- replay
+
+
+@main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--step", required=True, help="A step, or a range such as 4210..4220.")
+@click.option("--json", "as_json", is_flag=True, help="Print the trace (or a list of them) as JSON.")
+@click.option("--segment", type=int, help="Where the step stands in several segments that differ.")
+@click.option("--factory", help="module:function that rebuilds the run; naming it is consent to import it.")
+@click.option("--trace-dir", type=click.Path(path_type=Path), help="Where traces go. [default: the run's traces/]")
+@click.option("--checkpoint", type=int, help="Start from the checkpoint of this step. [default: the nearest]")
+@click.option("--other-environment", is_flag=True, help="Go on where this machine computes differently.")
+@click.option("--probe/--no-probe", default=True, help="Make the probe pass. [default: on]")
+@click.option(
+    "--fresh-process/--no-fresh-process", default=None, help="Repeat in a new process. [default: if in doubt]"
+)
+def replay(run: Path, step: str, as_json: bool, **options: Any) -> None:
+    """Replay a step, and compare it with what the run recorded.
+
+    Exit code 0: exact; 1: not exact; 2: it could not be done.
+    """
+    _replay(run, step, as_json, **options)
+
+
+def _replay(path: Path, step: str, as_json: bool = False, **options: Any) -> None:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .run import open_run
+
+    run = open_run(path)
+    steps = _steps(step)
+    segment = options.pop("segment", None)
+    plan = run.plan(steps, segment, checkpoint=options.get("checkpoint"))
+    for notice in plan.notices:
+        click.echo(notice, err=True)
+    click.echo(f"{path}: {plan.sentence()}", err=True)
+    if options.get("other_environment"):
+        _name_differences(run, plan.segment)
+    options["with_probe"] = options.pop("probe", True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_console(stderr=True), transient=True) as bar:
+        task = bar.add_task("restoring", total=None)
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        traces = run.replay(steps, segment=segment, progress=progress, **options)
+    traces = traces if isinstance(traces, list) else [traces]
+    if as_json:
+        documents = [msgspec.to_builtins(trace.record) | {"trace": str(trace.path)} for trace in traces]
+        click.echo(msgspec.json.format(msgspec.json.encode(documents[0] if isinstance(steps, int) else documents)))
+    else:
+        for trace in traces:
+            _print_trace(trace, full=len(traces) == 1)
+    sys.exit(0 if all(trace.exact for trace in traces) else 1)
+
+
+def _name_differences(run: Any, segment: int) -> None:
+    from .environment import differences, numeric_environment
+
+    for difference in differences(run.manifest.segments[segment].environment, numeric_environment()):
+        click.echo(f"this machine differs from the run's: {difference}", err=True)
+
+
+def _steps(text: str) -> int | range:
+    first, dots, last = text.partition("..")
+    numbers = [int(part) for part in ((first, last) if dots else (first,)) if part.isdecimal() and len(part) < 19]
+    if len(numbers) == (2 if dots else 1):
+        return range(numbers[0], numbers[1] + 1) if dots else numbers[0]
+    raise click.BadParameter(
+        f"{text!r} is not a step; expected a number or a range such as 4210..4220", param_hint="--step"
+    )
+
+
+_STYLE = {"exact": "green", "mismatch": "bold red", "within tolerance": "yellow", "unverified": "dim"}
+
+
+def _print_trace(trace: Trace, full: bool) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console = _console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console.print(Text(trace.sentence(), style="bold"))
+    for notice in trace.notices:
+        console.print(Text(notice))
+    if not full:
+        return
+    for name, verdict, why in trace.badges():
+        console.print(Text.assemble((f"  {name:<11}", ""), (f"{verdict:<12}", _STYLE[verdict]), why))
+    certified = {True: "yes", False: "no: its numbers are not of this very step", None: "not made"}
+    console.print(f"  probe pass certified: {certified[trace.record.certified_probe]}")
+    items = trace.items.to_dict("records")
+    if unlike := [row for row in items if row["verdict"] not in ("exact", "unverified")]:
+        table = Table(
+            "item", "verdict", "detail", title="Items that differ, in order of execution", title_justify="left"
+        )
+        for row in unlike:
+            table.add_row(row["item"], Text(row["verdict"], style=_STYLE[row["verdict"]]), row["detail"])
+        console.print(table)
+    if silent := [f"{row['item']} ({row['detail']})" for row in items if row["verdict"] == "unverified"]:
+        console.print(f"  not compared: {', '.join(silent)}")
+    console.print(_layer_table(trace, console.width))
+    if len(trace.rows):
+        worst = trace.rows.iloc[0]
+        console.print(
+            f"Row {worst.row:.0f} carries {worst.share:.0%} of the step's summed loss ({worst.loss:.3f} a token)."
+        )
+    console.print(f"trace: {trace.path}", soft_wrap=True)
+
+
+def _layer_table(trace: Trace, width: int) -> Any:
+    """As many columns as fit with whole names and numbers; the trace file has the others."""
+    from rich.box import HEAVY_HEAD, SIMPLE
+    from rich.table import Table
+
+    wide = width >= 110
+    kinds = ("activation", "gradient", *(("adam_m", "adam_v", "weight") if wide else ()), "update")
+    norms = trace.layers.pivot(index="layer", columns="kind", values="l2")
+    title = f"Step {trace.step}: L2 norm of each layer, replayed"
+    table = Table(title=title, title_justify="left", box=HEAVY_HEAD if wide else SIMPLE)
+    table.add_column("layer", overflow="fold")
+    for name in (*kinds, "as logged"):
+        table.add_column(name, no_wrap=True)
+    digits = 5 if wide else 3
+    for index, layer in enumerate(trace.record.layers):
+        cells = [
+            f"{norms.at[layer, kind]:.{digits}g}" if kind in norms and layer in norms.index else "" for kind in kinds
+        ]
+        table.add_row(layer or "(model)", *cells, _as_logged(trace, index))
+    return table
+
+
+def _as_logged(trace: Trace, index: int) -> str:
+    """Whether the four logged norms of a layer have the run's bits; NaN has bits too."""
+    from .telemetry import ARRAYS
+
+    items = [trace.record.items[name] for name in ARRAYS]
+    pairs = [
+        (item.recorded[index], item.replayed[index])
+        for item in items
+        if isinstance(item.recorded, list) and index < len(item.recorded)
+    ]
+    if not pairs:
+        return "not recorded"
+    return "yes" if all(recorded == replayed for recorded, replayed in pairs) else "no"
+
+
+# ----------------------------------------------------------------------------------------------------------------- look
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path), default=Path("runs"))
+def runs(folder: Path) -> None:
+    """List the runs under a folder."""
+    from .run import list_runs
+
+    frame = list_runs(folder)
+    click.echo(frame.to_string(index=False) if len(frame) else f"no runs in {folder}")
+
+
+@main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def spikes(run: Path, as_json: bool) -> None:
+    """List the spikes of a run, with the rule that found each."""
+    from .run import open_run
+
+    found = open_run(run).spikes()
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found.to_dict("records"))))
+        return
+    if found.empty:
+        click.echo("no spikes")
+    for row in found.itertuples():
+        click.echo(f"step {row.step} (segment {row.segment}), {row.rule}: {row.explanation}")
+
+
+@main.command()
+@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--factory", help="module:function that rebuilds RUN; naming it is consent to import it.")
+@click.option("--device", type=click.Choice(["cpu", "gpu"]), help="[default: $WORKBENCH_DEVICE, or what MLX prefers]")
+def doctor(run: Path | None, as_json: bool, factory: str | None, device: str | None) -> None:
+    """Is replay bit-exact on this machine? Repeats operations and whole steps, and counts the results.
+
+    With RUN: that run's own model, optimizer and batch, on the device that recorded it.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from . import doctor as doctors  # imports MLX
+    from .run import open_run
+
+    if run is None and factory is not None:
+        raise click.UsageError("--factory goes with a RUN.")
+    if run is not None and device is not None:
+        raise click.UsageError("--device does not go with a RUN, which is examined on the device that recorded it.")
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        if run is None:
+            report = doctors.examine(progress, device=device or os.environ.get("WORKBENCH_DEVICE"))
+        else:
+            report = doctors.examine_run(open_run(run), factory=factory, progress=progress)
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        _console(highlight=False, width=None if sys.stdout.isatty() else 100).print(report)
+
+
+@main.command()
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep the run in this folder. [default: a temporary one]")
+def demo(keep: Path | None) -> None:
+    """In under a minute: train on Shakespeare with a planted spike, detect it, replay it exactly."""
+    from .demo import STEPS, run_demo
+
+    with _Progress(STEPS) as watcher:
+        trace, spiked, out = run_demo(keep, watcher)
+    click.echo(f"\nSpike detected at step {spiked.step} ({spiked.rule}): {spiked.explanation}.\n")
+    _print_trace(trace, full=True)
+    click.echo(f"\nWhere to look next:\n  workbench replay {out} --step {spiked.step - 2}..{spiked.step + 2}")
+    click.echo(f"  workbench lab {out}")
+
+
+@main.group()
+def bench() -> None:
+    """Measure what the workbench costs."""
+
+
+@bench.command()
+@click.option("--preset", type=click.Choice(["tiny", "small", "huge"]), default="tiny", show_default=True)
+@click.option("--corpus", type=click.Path(path_type=Path), help="[default: the plays that come with the workbench]")
+@click.option("--rounds", type=click.IntRange(3), default=12, show_default=True, help="Turns of each variant.")
+@click.option("--burst", type=click.IntRange(1), default=4, show_default=True, help="Steps a turn.")
+@click.option("--json", "as_json", is_flag=True)
+def record(preset: str, corpus: Path | None, rounds: int, burst: int, as_json: bool) -> None:
+    """Recording beside the bare compiled step, in turns; ratios of medians."""
+    from rich.table import Table
+
+    from . import training
+    from .bench import recording_cost
+    from .share import shared
+
+    given = {
+        "corpus": corpus or shared("data") / "shakespeare.txt",
+        "steps": 10**6,
+        "no_record": True,
+        "preset": preset,
+    }
+    job = training.fresh(given)
+    cost = recording_cost(job.config, list(job.files), rounds=rounds, burst=burst)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(cost)))
+        return
+    table = Table("variant", "median ms a step", "ratio to bare", title=f"{preset}, {rounds} rounds of {burst} steps")
+    rows = (("bare", 1.0), ("control (bare again)", cost.control), ("unrecorded", cost.unrecorded))
+    for (name, ratio), milliseconds in zip(
+        (*rows, ("recorded", cost.recorded)),
+        (cost.bare_ms, cost.bare_ms * cost.control, cost.unrecorded_ms, cost.recorded_ms),
+        strict=True,
+    ):
+        table.add_row(name, f"{milliseconds:.2f}", f"{ratio:.3f}")
+    _console(highlight=False).print(table)
+    blas = cost.environment["blas"]
+    click.echo(f"mlx {cost.environment['mlx']}, {cost.environment['device']}, {blas['library'] if blas else 'GPU'}")
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.option("--dir", "folder", type=click.Path(path_type=Path), default=Path("spike-workbench"), show_default=True)
+@click.argument("lab_options", nargs=-1, type=click.UNPROCESSED)
+def lab(run: Path | None, folder: Path, lab_options: tuple[str, ...]) -> None:
+    """Open JupyterLab on the notebooks. Options after -- go to JupyterLab."""
+    from .lab import open_lab
+
+    if run is not None and str(run).startswith("-"):  # an option for JupyterLab, and no run before it
+        run, lab_options = None, (str(run), *lab_options)
+    open_lab(run, folder, lab_options)

@@ -37,38 +37,13 @@ from .telemetry import ARRAYS
 from .trace import Gate, Trace, TraceRecord
 
 
-def replay_run(
-    run: Run,
-    steps: int | range,
-    *,
-    segment: int | None,
-    experiment: Experiment | None,
-    factory: str | None,
-    other_environment: bool,
-    with_probe: bool,
-    fresh_process: bool | None,
-    trace_dir: Path | None,
-    checkpoint: int | None,
-    progress: Progress,
-) -> list[Trace]:
-    """See `Run.replay`."""
+def replay_run(run: Run, steps: int | range, **options: Any) -> list[Trace]:
+    """See `Run.replay`. Leaves this thread's random state as it was: a training that goes on here must not notice."""
     key = random_key()
     try:
-        return _replay_run(
-            run,
-            steps,
-            segment=segment,
-            experiment=experiment,
-            factory=factory,
-            other_environment=other_environment,
-            with_probe=with_probe,
-            fresh_process=fresh_process,
-            trace_dir=trace_dir,
-            checkpoint=checkpoint,
-            progress=progress,
-        )
+        return _replay_run(run, steps, **options)
     finally:
-        set_random_key(key)  # a training that goes on in this thread must not notice
+        set_random_key(key)
 
 
 def _replay_run(

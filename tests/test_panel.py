@@ -18,8 +18,8 @@ import matplotlib.figure
 import pytest
 import runs
 
+from workbench import figures, plots, views, worker
 from workbench import panel as panels
-from workbench import plots, views, worker
 from workbench.batch import batch_table
 from workbench.corpus import Corpus
 from workbench.errors import EnvironmentMismatch, ReplayError, RunError, WorkbenchError
@@ -66,8 +66,8 @@ def drawn():
 def quick(request, monkeypatch):
     """A dot in place of each picture: drawing would be most of the time."""
     if "drawn" not in request.fixturenames:
-        dot = plots.png(matplotlib.figure.Figure(figsize=(1, 1), dpi=10))
-        monkeypatch.setattr(plots, "png", lambda figure: dot)
+        dot = figures.png(matplotlib.figure.Figure(figsize=(1, 1), dpi=10))
+        monkeypatch.setattr(figures, "png", lambda figure: dot)
 
 
 @pytest.fixture

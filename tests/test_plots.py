@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from workbench.errors import WorkbenchError
-from workbench.plots import decimate, img, layer_norms, number, png, row_losses, short_names, timeline
+from workbench.figures import img, number, png
+from workbench.plots import decimate, layer_norms, row_losses, short_names, timeline
 from workbench.spikes import find_spikes
 
 NAN, INF = float("nan"), float("inf")
@@ -476,7 +477,8 @@ def test_number():
 
 def test_figures_are_built_without_pyplot_and_mlx():
     code = (
-        "import sys, workbench.plots as p, pandas as pd; p.png(p.timeline(pd.DataFrame({'step': [1], 'loss': [2.0]})));"
+        "import sys, workbench.figures as f, workbench.plots as p, pandas as pd;"
+        "f.png(p.timeline(pd.DataFrame({'step': [1], 'loss': [2.0]})));"
         "assert not {'matplotlib.pyplot', 'mlx', 'mlx.core', 'ipywidgets'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -22,8 +22,8 @@ import ipywidgets as W
 import pandas as pd
 from matplotlib.figure import Figure
 
+from . import figures, plots, views, worker
 from . import manifest as manifests
-from . import plots, views, worker
 from .batch import batch_table
 from .controls import UNCHOSEN, Controls, set_range, show
 from .errors import EnvironmentMismatch, ReplayError, RunError, WorkbenchError
@@ -155,10 +155,10 @@ class Panel(Controls):
         with self._lock:
             if self.opened is None or not len(self._steps):
                 return None
-            figures = [self._draw_timeline(self.step.value)]
+            drawn = [self._draw_timeline(self.step.value)]
             if self.trace is not None:
-                figures.append(self._draw_layers(*self._layer_frames()))
-            return plots.stacked(figures)
+                drawn.append(self._draw_layers(*self._layer_frames()))
+            return figures.stacked(drawn)
 
     # ---- choosing
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from . import plots
+from . import figures, plots
 from .bits import bits_float
 from .errors import WorkbenchError
 from .nearby import beside_neighbours
@@ -175,7 +175,7 @@ class Timeline:
         self._left, self._each = left, right - left  # where step 0 is, and the width of a step, in widths of the figure
         self._top, self._bottom = 1 - upper.get_position().y1, 1 - lower.get_position().y0
         figure.set_dpi(_SHARP)
-        source = base64.b64encode(plots.png(figure)).decode("ascii")
+        source = base64.b64encode(figures.png(figure)).decode("ascii")
         self._image = (
             f'<img alt="{escaped(alt)}" width="{width}" height="{height}" decoding="sync" '
             f'style="max-width:100%;height:auto;display:block" src="data:image/png;base64,{source}">'
@@ -198,7 +198,7 @@ class Timeline:
 def picture(figure: Figure, alt: str) -> str:
     width = figure.canvas.get_width_height()[0]
     figure.set_dpi(_SHARP)
-    return plots.img(figure, alt, width).replace("<img ", '<img style="max-width:100%;height:auto;display:block" ', 1)
+    return figures.img(figure, alt, width).replace("<img ", '<img style="max-width:100%;height:auto;display:block" ', 1)
 
 
 # ---- layers

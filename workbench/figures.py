@@ -1,0 +1,186 @@
+"""What all figures share: a blank one, its dress, its scales and marks; and figures as pictures.
+
+Built directly, never through pyplot, and laid out by fixed margins, so figures can be drawn in any thread and cost tens
+of milliseconds. Text from outside never reaches mathtext, whose parser is not thread-safe. Knows no run, no columns.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from PIL import Image
+
+from .errors import WorkbenchError
+
+# M. Okabe and K. Ito, Color Universal Design (2008): colours that all common kinds of colour vision keep apart.
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+INK, FAINT, BAND = "#222222", "#E6E6E6", "#D3D3D3"
+
+WIDTH, DPI = 9.0, 100  # inches and pixels an inch: 900 pixels
+LEGEND_PIXELS = 860
+ON_WHITE = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.8}  # text that crosses a line
+TOP_EDGE, BOTTOM_EDGE = 0.96, 0.04  # heights in an axis at which values without a place on the scale are marked
+
+# Ticks within a decade, for an axis of so many decades.
+LOG_TICKS = ((0.9, (1.0, 2.0, 3.0, 5.0, 7.0)), (1.6, (1.0, 2.0, 5.0)), (2.6, (1.0, 3.0)))
+
+
+def blank(height: float) -> Figure:
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def dress(axes: Axes, label: str) -> None:
+    """White, dark on light whatever the user's rcParams say, and numbers without mathtext."""
+    axes.set_facecolor("white")
+    axes.grid(True, color=FAINT, lw=0.6, ls="-")
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, labelsize=9)
+    for side, spine in axes.spines.items():
+        spine.set(visible=side in ("left", "bottom"), color="#888888")
+    axes.set_ylabel(plain(label), color=INK, fontsize=10)
+    axes.yaxis.set_label_coords(-0.068, 0.5)  # in line with the other panels' labels, however wide their numbers
+    axes.margins(y=0.12)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+
+
+def logarithmic(axes: Axes, positive: np.ndarray) -> None:
+    """A logarithmic axis with room above for marks, and with labels even when it spans less than a decade."""
+    low, high = float(positive.min()), float(positive.max())
+    decades = max(math.log10(high) - math.log10(low), 0.2)
+    axes.set_yscale("log")
+    axes.set_ylim(low / 10 ** (0.1 * decades), high * 10 ** (0.16 * decades))
+    subs = next((subs for limit, subs in LOG_TICKS if decades < limit), (1.0,))
+    axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=8) if decades >= 0.4 else MaxNLocator(4))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+
+
+def number(value: float) -> str:
+    """A tick label: 0.25, 1500, 3e-4; at most six digits, and plain text where matplotlib would typeset 10^-4."""
+    if value == 0 or 1e-3 <= abs(value) < 1e5 or not math.isfinite(value):
+        return f"{value:.6g}"
+    digits, exponent = f"{value:.5e}".split("e")
+    return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def mark_edge(axes: Axes, x: np.ndarray, height: float, marker: str, label: str) -> None:
+    """Marks at a fixed height of the axis, for values that have no place on its scale."""
+    style: dict[str, Any] = {"color": VERMILION, "ms": 7, "mew": 1.8, "ls": "none", "zorder": 4}
+    axes.plot(x, np.full(len(x), height), marker, transform=axes.get_xaxis_transform(), label=label, **style)
+
+
+def say_nothing(axes: Axes, text: str) -> None:
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=INK, fontsize=11)
+    axes.set_yticks([])
+
+
+def add_legend(figure: Figure, panels: Iterable[Axes]) -> None:
+    """One legend for all panels, above the first, with each label once; sets where the panels begin."""
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(str(label), handle)
+    width = sum(52 + 6.3 * len(label) for label in handles)  # pixels, about
+    rows = math.ceil(width / LEGEND_PIXELS)
+    columns = math.ceil(len(handles) / max(rows, 1))
+    figure.subplots_adjust(top=1 - (0.36 + 0.21 * rows) / figure.get_figheight())
+    if not handles:
+        return
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="lower right",
+        bbox_to_anchor=(0.985, figure.subplotpars.top),
+        ncols=columns,
+        fontsize=9,
+        labelcolor=INK,
+        frameon=False,
+        borderaxespad=0.2,
+        columnspacing=1.4,
+        handletextpad=0.5,
+    )
+
+
+def add_title(figure: Figure, text: str) -> None:
+    left = figure.subplotpars.left
+    text = text if len(text) <= 90 else f"{text[:89]}…"
+    figure.text(left, 1 - 0.1 / figure.get_figheight(), plain(text), va="top", color=INK, fontsize=11, weight="bold")
+
+
+def plain(text: str) -> str:
+    return text.replace("$", r"\$")  # else a name with two dollar signs would be typeset as mathematics
+
+
+def floats(frame: pd.DataFrame, name: str) -> np.ndarray:
+    """A column as float64, NaN where it has nothing or is not there."""
+    return frame[name].to_numpy(dtype=float, na_value=np.nan) if name in frame else np.full(len(frame), np.nan)
+
+
+def finite_only(values: np.ndarray) -> np.ndarray:
+    return values[np.isfinite(values)]
+
+
+def span(values: Iterable[float]) -> tuple[float, float]:
+    """Least and greatest; never the same, for an axis needs a width."""
+    array = np.asarray(list(values), dtype=float)
+    low, high = (float(array.min()), float(array.max())) if len(array) else (0.0, 1.0)
+    return (low, high) if low < high else (low - 1, high + 1)
+
+
+def require(frame: pd.DataFrame, *names: str) -> None:
+    missing = [name for name in names if name not in frame]
+    if missing:
+        raise WorkbenchError(f"The frame has no column {missing[0]!r}; it has {list(frame.columns)}.")
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG file. The same figure gives the same bytes: no date and no version is written into it."""
+    buffer = io.BytesIO()
+    # Not savefig: it would obey the user's rcParams, such as savefig.bbox, and so change the size.
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def stacked(figures: Sequence[Figure]) -> bytes:
+    """Figures of one width below each other, as one PNG file of at most 128 colours, a third as large as with all."""
+    canvases = [FigureCanvasAgg(figure) for figure in figures]
+    for canvas in canvases:
+        canvas.draw()
+    pixels = np.concatenate([np.asarray(canvas.buffer_rgba())[:, :, :3] for canvas in canvases])
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).quantize(128, dither=Image.Dither.NONE).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def img(figure: Figure, alt: str, width: int | None = None) -> str:
+    """An HTML img tag that holds the figure.
+
+    Args:
+        figure: any figure.
+        alt: what a reader who can't see it should be told; escaped here.
+        width: pixels on the page; the figure's own if None. The height follows. For a screen with two pixels where the
+            page has one, `figure.set_dpi(200)` and half the width.
+    """
+    content = png(figure)
+    pixels = [int.from_bytes(content[start : start + 4], "big") for start in (16, 20)]  # PNG: the IHDR chunk
+    shown = pixels[0] if width is None else width
+    height = round(pixels[1] * shown / pixels[0])
+    source = base64.b64encode(content).decode("ascii")
+    # decoding="sync": the new picture replaces the old one in one frame, without a flicker.
+    size = f'width="{shown}" height="{height}" decoding="sync"'
+    return f'<img alt="{html.escape(alt)}" {size} src="data:image/png;base64,{source}">'

@@ -1,4 +1,4 @@
-"""One backend for all tests: bits are compared, and only the CPU's are promised everywhere."""
+"""One backend for all tests but those marked `cuda`: bits are compared, and only the CPU's are promised everywhere."""
 
 import pytest
 from hypothesis import settings
@@ -8,10 +8,10 @@ settings.load_profile("steady")
 
 
 @pytest.fixture(autouse=True)
-def cpu():
+def device(request):
     import mlx.core as mx
 
     before = mx.default_device()
-    mx.set_default_device(mx.cpu)
+    mx.set_default_device(mx.gpu if request.node.get_closest_marker("cuda") else mx.cpu)
     yield
     mx.set_default_device(before)

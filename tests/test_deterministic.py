@@ -1,5 +1,6 @@
 """The replacements against float64 and against stock, on the CPU; whether they repeat on a GPU, `-m cuda` says."""
 
+import contextlib
 import itertools
 import threading
 
@@ -11,7 +12,13 @@ import pytest
 from mlx.utils import tree_flatten
 
 from workbench import deterministic
-from workbench.deterministic import attention_gradient, deterministic_operations, gather_gradient, make_deterministic
+from workbench.deterministic import (
+    attention_calls,
+    attention_gradient,
+    deterministic_operations,
+    gather_gradient,
+    make_deterministic,
+)
 
 DTYPES = (mx.float32, mx.bfloat16, mx.float16)
 stock_attention = mx.fast.scaled_dot_product_attention
@@ -262,6 +269,43 @@ def test_operations_are_replaced_only_while_open_and_only_in_this_thread():
     with pytest.raises(RuntimeError), deterministic_operations():
         raise RuntimeError
     assert (mx.array.__getitem__, mx.take, mx.fast.scaled_dot_product_attention) == originals
+
+
+@pytest.mark.parametrize("on", [False, True], ids=["stock", "deterministic"])
+def test_attention_calls_pass_through_a_handler_only_while_open_and_only_in_this_thread(on):
+    q, k, v = (mx.random.normal((1, 2, 4, 8), key=mx.random.key(n)).astype(mx.bfloat16) for n in range(3))
+    mask, seen = mx.zeros((4, 4), mx.bfloat16), []
+
+    def call():
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=0.5, mask=mask)
+
+    def handler(number):
+        def handle(perform, *qkv, **options):
+            seen.append((number, qkv, options))
+            return perform(*qkv, **options)
+
+        return handle
+
+    expected = wide(call())
+    for _ in range(2):
+        with deterministic_operations() if on else contextlib.nullcontext():
+            call()
+            with attention_calls(handler(1)):
+                assert (wide(call()) == expected).all()
+                with attention_calls(handler(2)):
+                    call()
+                thread = threading.Thread(target=lambda: mx.eval(call()))
+                thread.start()
+                thread.join()
+                call()
+            call()
+        assert mx.fast.scaled_dot_product_attention is stock_attention
+        with deterministic_operations():
+            call()
+        assert [number for number, _, _ in seen] == [1, 2, 1]
+        assert all(found is given for found, given in zip(seen[0][1], (q, k, v), strict=True))
+        assert seen[0][2]["mask"] is mask and seen[0][2]["scale"] == 0.5
+        seen.clear()
 
 
 def test_other_indexing_is_stock():

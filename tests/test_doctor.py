@@ -14,7 +14,7 @@ from rich.console import Console
 from runs import build as build_regression
 from runs import here, parts, recorded_read_only, strict, workbench
 
-from workbench import Recorder, conclusion, doctor, open_run, operations, repeats, selftest
+from workbench import Recorder, conclusion, doctor, open_run, operations, repeats, selftest, warmup
 from workbench.catalogue import CATALOGUE, Inputs
 from workbench.diagnosis import OperationRow, SelfTest, StepRow, facts
 from workbench.errors import ExperimentError, ReplayError
@@ -560,3 +560,18 @@ def test_the_doctor_finds_both_stock_gradients_on_cuda():
         assert found[f"{name} (deterministic)", dtype] == 1
     assert all(row.distinct == 1 for row in report.step if row.deterministic), report.sentence
     assert all(row.distinct > 1 for row in report.step if not row.deterministic), report.sentence
+
+
+def test_what_is_compiled_beforehand_is_all_that_an_examination_performs(monkeypatch):
+    done = []
+    monkeypatch.setattr(warmup, "_step", done.append)
+    monkeypatch.setattr(warmup, "_operation", done.append)
+    monkeypatch.setattr(mx, "set_default_device", lambda device: None)
+    for part in range(3):
+        warmup.main([str(part), "3"])
+    assert sorted(map(repr, done)) == sorted(map(repr, [*warmup.SETTINGS, *CATALOGUE]))
+
+
+def test_nothing_is_compiled_beforehand_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(warmup.subprocess, "Popen", None)
+    warmup.warm_up()

@@ -8,7 +8,10 @@ from helpers import flipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.fingerprint import fingerprint, fingerprint_json, lane_of, lanes
+from workbench.errors import RunError
+from workbench.fingerprint import METHODS, fingerprint, fingerprint_json, known_method, lane_of, lanes
+from workbench.host import float_views, square_sum
+from workbench.mixing import digest
 from workbench.telemetry import LANES
 
 DTYPES = {"float32": 32, "bfloat16": 16, "float16": 16, "uint64": 64, "int32": 32, "uint8": 8}
@@ -31,24 +34,25 @@ def test_it_is_xxh3_of_path_dtype_shape_and_bytes_in_sorted_order():
     assert fingerprint(found) == expected.hexdigest()
 
 
-@settings(max_examples=150)
-@given(st.sampled_from(sorted(DTYPES)), st.integers(0, 11), st.data())
-def test_every_single_bit_counts(dtype, element, data):
+@settings(max_examples=250)
+@given(st.sampled_from(METHODS), st.sampled_from(sorted(DTYPES)), st.integers(0, 11), st.data())
+def test_every_single_bit_counts(method, dtype, element, data):
     before = tensors(dtype)
     bit = data.draw(st.integers(0, DTYPES[dtype] - 1))
     after = before | {"b.weight": flipped(before["b.weight"], bit, element)}
-    assert fingerprint(after) != fingerprint(before)
+    assert fingerprint(after, method) != fingerprint(before, method)
     again = after | {"b.weight": flipped(after["b.weight"], bit, element)}
-    assert fingerprint(again) == fingerprint(before)
+    assert fingerprint(again, method) == fingerprint(before, method)
 
 
-@given(st.permutations(["a.weight", "b.weight", "c"]))
-def test_order_of_insertion_does_not_count(order):
+@given(st.sampled_from(METHODS), st.permutations(["a.weight", "b.weight", "c"]))
+def test_order_of_insertion_does_not_count(method, order):
     found = tensors()
-    assert fingerprint({path: found[path] for path in order}) == fingerprint(found)
+    assert fingerprint({path: found[path] for path in order}, method) == fingerprint(found, method)
 
 
-def test_the_same_bits_elsewhere_or_of_another_kind_count():
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_bits_elsewhere_or_of_another_kind_count(method):
     x, y = mx.arange(6, dtype=mx.float32), mx.arange(6, 12, dtype=mx.float32)
     cases = {
         "plain": {"a": x, "b": y},
@@ -64,19 +68,21 @@ def test_the_same_bits_elsewhere_or_of_another_kind_count():
         "an empty one more": {"a": x, "b": y, "c": mx.zeros((0,))},
         "none": {},
     }
-    found = {name: fingerprint(case) for name, case in cases.items()}
+    found = {name: fingerprint(case, method) for name, case in cases.items()}
     assert len(set(found.values())) == len(cases), found
 
 
-def test_memory_layout_does_not_count():
+@pytest.mark.parametrize("method", METHODS)
+def test_memory_layout_does_not_count(method):
     matrix = mx.arange(6, dtype=mx.float32).reshape(2, 3)
     turned = mx.contiguous(matrix.T).T  # the same values, stored by column
-    assert fingerprint({"a": turned}) == fingerprint({"a": matrix})
+    assert fingerprint({"a": turned}, method) == fingerprint({"a": matrix}, method)
 
 
-def test_signed_zero_and_nan_payloads_count():
+@pytest.mark.parametrize("method", METHODS)
+def test_signed_zero_and_nan_payloads_count(method):
     words = [0x00000000, 0x80000000, 0x7FC00000, 0x7FC00001, 0xFFC00000]
-    found = {fingerprint({"a": mx.array(np.array([word], np.uint32)).view(mx.float32)}) for word in words}
+    found = {fingerprint({"a": mx.array(np.array([word], np.uint32)).view(mx.float32)}, method) for word in words}
     assert len(found) == len(words)
 
 
@@ -102,11 +108,12 @@ def test_lane_of_an_optimizer_array(path, lane):
     assert lane_of(path) == lane
 
 
-def test_each_part_of_a_state_has_its_own_lane():
+@pytest.mark.parametrize("method", METHODS)
+def test_each_part_of_a_state_has_its_own_lane(method):
     weights = {"w": mx.ones(3)}
     optimizer = {"w.m": mx.ones(3), "w.v": mx.ones(3), "step": mx.array(4, dtype=mx.uint64)}
     rng, cursor = (1, 2), {"n": 5}
-    whole = lanes(weights, optimizer, rng, cursor)
+    whole = lanes(weights, optimizer, rng, cursor, method)
     assert tuple(whole) == LANES
     changes = {
         "weights": ({"w": flipped(weights["w"])}, optimizer, rng, cursor),
@@ -117,5 +124,45 @@ def test_each_part_of_a_state_has_its_own_lane():
         "cursor": (weights, optimizer, rng, {"n": 6}),
     }
     for lane, changed in changes.items():
-        found = lanes(*changed)
+        found = lanes(*changed, method)
         assert [name for name in LANES if found[name] != whole[name]] == [lane]
+
+
+def test_a_method_of_another_workbench_is_refused_by_name():
+    assert [known_method(name, "run") for name in METHODS] == list(METHODS)
+    with pytest.raises(RunError, match="runs/mine was fingerprinted with crc32; this workbench has xxh3_128, "):
+        known_method("crc32", "runs/mine")
+
+
+def test_the_sums_of_squares_that_come_along_are_those_of_the_host_bit_for_bit():
+    draw = np.random.default_rng(1)
+    arrays = {str(size): mx.array(draw.standard_normal(size, np.float32)) for size in (1, 4095, 131072, 300_001)}
+    turned = mx.array(draw.standard_normal((300, 7), np.float32)).T
+    optimizer = {f"{name}.v": array for name, array in arrays.items()} | {"n.v": mx.ones(3, mx.bfloat16), "t.v": turned}
+    squares = {}
+    found = lanes({}, optimizer, (0, 0), {}, squares=squares)
+    assert found == lanes({}, optimizer, (0, 0), {})
+    # Not for what has another order in memory, or another dtype than it is summed in.
+    assert squares == {f"{n}.v": square_sum(v) for n, v in zip(arrays, float_views(list(arrays.values())), strict=True)}
+
+
+def test_the_digest_on_a_device_is_a_sum_of_mixed_words():
+    """Against the definition, one word at a time in Python's integers."""
+    values = np.random.default_rng(2).integers(0, 2**16, 300_000).astype(np.uint16)
+    expected = [0, 0]
+    pairs = values[:1001].tolist() + [0]  # two of 16 bits a word, and zeros fill up the last one
+    for place, word in enumerate(low | high << 16 for low, high in zip(pairs[::2], pairs[1::2], strict=True)):
+        for lane, constants in enumerate(
+            ((2654435761, 2246822507, 15, 3266489909, 13), (668265263, 3266489917, 16, 374761393, 14))
+        ):
+            x = word ^ (place * constants[0]) % 2**32
+            for factor, shift in (constants[1:3], constants[3:5]):
+                x = x * factor % 2**32
+                x ^= x >> shift
+            expected[lane] = (expected[lane] + x) % 2**32
+    assert digest(values[:1001]) == tuple(expected)
+    # A sum over parts: so the stretches in which it is computed don't show.
+    swapped = values.copy()
+    swapped[[5, 200_000]] = swapped[[200_000, 5]]
+    assert len({digest(values), digest(swapped), digest(values[:-1]), digest(values[::-1])}) == 4
+    assert digest(np.zeros(0, np.float32)) == (0, 0)

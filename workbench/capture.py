@@ -1,21 +1,25 @@
 """Seeing what each layer returns, without touching parameter paths, classes or bits.
 
-`Capture` patches `type(module).__call__` while it is open and dispatches on the instance (Python looks special methods
-up on the type), one thread at a time. Outputs land in `activations` as ordinary arrays of the trace being built;
-nothing is computed here.
+`ModuleCalls` patches `type(module).__call__` while it is open and dispatches on the instance (Python looks special
+methods up on the type), one thread at a time. `Capture` keeps what passes: outputs land in `activations` as ordinary
+arrays of the trace being built; nothing is computed here.
 Knows `nn.Module`; nothing of steps, losses or norms.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+
+Around = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 _PATCHING = threading.RLock()  # classes belong to all threads: restored in another order, a patch would stay for ever
 
@@ -38,42 +42,37 @@ def layers_of(model: nn.Module) -> dict[str, list[str]]:
     return owned
 
 
-class Capture:
-    """Within a `with`, keeps the output of every call of the given layers.
+class ModuleCalls:
+    """Within a `with`, the calls that this thread makes of the given modules pass through `around`.
 
     Args:
-        model: the model whose modules are watched.
-        layers: paths of the modules to watch.
-        gradients: also keep the gradient that reaches each output, by way of an identity whose backward pass stores it.
-            MLX evaluates such an identity by sharing the buffer: no kernel, no rounding.
+        paths: path of each module, by its id.
+        classes: the modules' classes, to be patched.
+        around: called as `around(path, perform, args, kwargs)` in place of the call; `perform(*args, **kwargs)` is the
+            call itself, and what `around` returns is its result.
 
     Attributes:
-        activations: output of each call, keyed by path; calls after the first are `path#1`, `path#2`, …
-        activation_gradients: the same for gradients, filled while the backward pass is traced.
-        order: paths by first call.
+        stack: paths of the calls that are being performed, the outermost first.
     """
 
-    def __init__(self, model: nn.Module, layers: Sequence[str], *, gradients: bool = False) -> None:
-        modules = dict(model.named_modules())
-        self._paths = {id(modules[path]): path for path in layers}
-        classes = dict.fromkeys(type(modules[path]) for path in layers)
+    def __init__(self, paths: Mapping[int, str], classes: Iterable[Any], around: Around) -> None:
+        self._paths, self._around = paths, around
         # A class without the method (its parameters are used directly) has no output: `cls.__call__` is `type`'s.
         self._classes = [cls for cls in classes if any("__call__" in base.__dict__ for base in cls.__mro__)]
-        self._gradients = gradients
-        self._calls: dict[str, int] = {}
-        self.activations: dict[str, mx.array] = {}
-        self.activation_gradients: dict[str, mx.array] = {}
+        self.stack: list[str] = []
+
+    @classmethod
+    def of_all(cls, model: nn.Module, around: Around) -> ModuleCalls:
+        """The calls of every module of a model. One that stands in several places has the path of the first."""
+        modules = model.named_modules()
+        return cls({id(module): path for path, module in reversed(modules)}, {type(m) for _, m in modules}, around)
 
     @property
-    def order(self) -> list[str]:
-        return list(self._calls)
+    def path(self) -> str:
+        """Of the module whose call is being performed; "" outside of all calls."""
+        return self.stack[-1] if self.stack else ""
 
-    def last(self, found: Mapping[str, mx.array]) -> dict[str, mx.array]:
-        """Of `activations` or `activation_gradients`, the entry of each layer's last call, keyed by plain path."""
-        keys = {path: path if calls == 1 else f"{path}#{calls - 1}" for path, calls in self._calls.items()}
-        return {path: found[key] for path, key in keys.items() if key in found}
-
-    def __enter__(self) -> Capture:
+    def __enter__(self) -> ModuleCalls:
         _PATCHING.acquire()
         self._thread = threading.get_ident()  # another thread may call the same model meanwhile
         self._saved = [(cls, cls.__dict__.get("__call__")) for cls in self._classes]
@@ -95,46 +94,118 @@ class Capture:
 
     def _watched(self, cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            output = original(module, *args, **kwargs)
             # A subclass may call this method by `super()`: that is a part of its call, not a call of its own.
             own = type(module) is cls and threading.get_ident() == self._thread
             path = self._paths.get(id(module)) if own else None
-            return output if path is None else self._keep(path, output)
+            if path is None:
+                return original(module, *args, **kwargs)
+            self.stack.append(path)
+            try:
+                return self._around(path, partial(original, module), args, kwargs)
+            finally:
+                self.stack.pop()
 
         return call
+
+
+@contextmanager
+def function_calls(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
+    """While open, this thread's calls of the function `owner.name` pass through `around(perform, *args, **kwargs)`.
+
+    To be opened within a `ModuleCalls`, which keeps other threads from replacing the same function meanwhile.
+    """
+    perform, thread = getattr(owner, name), threading.get_ident()
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        own = threading.get_ident() == thread
+        return around(perform, *args, **kwargs) if own else perform(*args, **kwargs)
+
+    setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        setattr(owner, name, perform)
+
+
+class Capture:
+    """Within a `with`, keeps the output of every call of the given layers.
+
+    Args:
+        model: the model whose modules are watched.
+        layers: paths of the modules to watch.
+        gradients: also keep the gradient that reaches each output, by way of an identity whose backward pass stores it.
+            MLX evaluates such an identity by sharing the buffer: no kernel, no rounding.
+
+    Attributes:
+        activations: output of each call, keyed by path; calls after the first are `path#1`, `path#2`, …
+        activation_gradients: the same for gradients, filled while the backward pass is traced.
+        order: paths by first call.
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[str], *, gradients: bool = False) -> None:
+        modules = dict(model.named_modules())
+        paths = {id(modules[path]): path for path in layers}
+        self._watch = ModuleCalls(paths, dict.fromkeys(type(modules[path]) for path in layers), self._around)
+        self._gradients = gradients
+        self._calls: dict[str, int] = {}
+        self.activations: dict[str, mx.array] = {}
+        self.activation_gradients: dict[str, mx.array] = {}
+
+    @property
+    def order(self) -> list[str]:
+        return list(self._calls)
+
+    def last(self, found: Mapping[str, mx.array]) -> dict[str, mx.array]:
+        """Of `activations` or `activation_gradients`, the entry of each layer's last call, keyed by plain path."""
+        keys = {path: path if calls == 1 else f"{path}#{calls - 1}" for path, calls in self._calls.items()}
+        return {path: found[key] for path, key in keys.items() if key in found}
+
+    def __enter__(self) -> Capture:
+        self._watch.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watch.__exit__(kind, error, trace)
+
+    def _around(self, path: str, perform: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return self._keep(path, perform(*args, **kwargs))
 
     def _keep(self, path: str, output: Any) -> Any:
         """Keeps the output, or the first floating-point array of a tuple (what a layer passes on)."""
         if isinstance(output, (tuple, list)):
-            first = next((i for i, item in enumerate(output) if _is_floating(item)), None)
+            first = next((i for i, item in enumerate(output) if is_floating(item)), None)
             if first is None:
                 return output
             items = list(output)
             items[first] = self._keep(path, items[first])
             return getattr(output, "_make", type(output))(items)  # a namedtuple takes its items one by one
-        if not _is_floating(output):
+        if not is_floating(output):
             return output
         calls = self._calls.get(path, 0)
         self._calls[path] = calls + 1
         key = path if calls == 0 else f"{path}#{calls}"
         if self._gradients:
-            output = _gradient_tap(self.activation_gradients, key)(output)
+            output = gradient_tap(output, lambda cotangent: self.activation_gradients.__setitem__(key, cotangent))
         self.activations[key] = output
         return output
 
 
-def _is_floating(value: Any) -> bool:
+def is_floating(value: Any) -> bool:
     return isinstance(value, mx.array) and mx.issubdtype(value.dtype, mx.floating)
 
 
-def _gradient_tap(sink: dict[str, mx.array], key: str) -> Callable[[mx.array], Any]:
+def gradient_tap(array: mx.array, keep: Callable[[mx.array], object]) -> mx.array:
+    """The array itself; its gradient is passed to `keep` when the backward pass is traced."""
+
     @mx.custom_function
     def identity(x: mx.array) -> mx.array:
         return x
 
     @identity.vjp
-    def keep(primal: mx.array, cotangent: mx.array, output: mx.array) -> mx.array:
-        sink[key] = cotangent
+    def backward(primal: mx.array, cotangent: mx.array, output: mx.array) -> mx.array:
+        keep(cotangent)
         return cotangent
 
-    return identity
+    return cast(mx.array, identity(array))

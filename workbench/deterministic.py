@@ -13,11 +13,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+
+from . import cuda
+from .cuda_softmax import softmax_gradient
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -133,7 +136,7 @@ def attention_gradient(
     scale: float,
     mask: Any = None,
     sinks: mx.array | None = None,
-) -> tuple[mx.array, mx.array, mx.array, mx.array, mx.array | None]:
+) -> tuple[mx.array, mx.array, mx.array, mx.array | None, mx.array | None]:
     """The gradients of softmax(scale·q·kᵀ + mask)·v, recomputed without fusion (arXiv:2205.14135, appendix B.2).
 
     Logits, probabilities and their gradients are float32: products of half-precision inputs are exact in a float32 or
@@ -145,7 +148,8 @@ def attention_gradient(
         sinks: None, or (Hq,): a logit that takes part in the softmax and has no value.
 
     Returns:
-        Gradients of q, k, v, of the logits before scaling as float32 (B, Hq, T, S), and of the sinks.
+        Gradients of q, k, v; of an additive mask before it was broadcast, as float32 (B, Hq, T, S); of the sinks. None
+        for what is not there.
     """
     batch, heads, length, _ = q.shape
     groups, span = k.shape[1], k.shape[2]
@@ -155,22 +159,32 @@ def attention_gradient(
         return x.astype(mx.float32).reshape(batch, groups, share * length, x.shape[-1])
 
     keys, values = k.astype(mx.float32), v.astype(mx.float32)
-    logits = (grouped(q) @ keys.swapaxes(-1, -2)) * scale  # q·scale would no longer be exact in TF32
-    logits = _masked(logits.reshape(batch, heads, length, span), mask)
-    if sinks is None:
-        probabilities, unseen = mx.softmax(logits, axis=-1, precise=True), None
-    else:
-        extra = mx.broadcast_to(sinks.astype(mx.float32).reshape(1, heads, 1, 1), (batch, heads, length, 1))
-        every = mx.softmax(mx.concatenate([extra, logits], axis=-1), axis=-1, precise=True)
-        unseen, probabilities = every[..., :1], every[..., 1:]
+    logits = grouped(q) @ keys.swapaxes(-1, -2)  # q·scale would no longer be exact in TF32
     upstream = cotangent.astype(mx.float32)
     inner = mx.sum(upstream * output.astype(mx.float32), axis=-1, keepdims=True)
-    towards = (grouped(cotangent) @ values.swapaxes(-1, -2)).reshape(batch, heads, length, span)
-    slope = probabilities * (towards - inner)
-    flat = (batch, groups, share * length, span)
-    half = q.dtype
-    # The scale goes in before the one rounding to half precision; after the product it would be a second one.
-    weights, steep = probabilities.reshape(flat).astype(half), (slope * scale).reshape(flat).astype(half)
+    towards = grouped(cotangent) @ values.swapaxes(-1, -2)
+    full, flat, half = (batch, heads, length, span), (batch, groups, share * length, span), q.dtype
+    slope, unseen = None, None
+    if _in_one_kernel(mask, sinks, length, span):
+        causal = isinstance(mask, str)
+        if mask is not None and not causal:
+            logits, scaled = _masked(logits.reshape(full) * scale, mask).reshape(flat), 1.0
+        else:
+            scaled = scale
+        weights, steep = softmax_gradient(
+            logits, towards, inner, length=length, scale=scaled, after=scale, causal=causal, dtype=half
+        )
+    else:
+        logits = _masked(logits.reshape(full) * scale, mask)
+        if sinks is None:
+            probabilities = mx.softmax(logits, axis=-1, precise=True)
+        else:
+            extra = mx.broadcast_to(sinks.astype(mx.float32).reshape(1, heads, 1, 1), (batch, heads, length, 1))
+            every = mx.softmax(mx.concatenate([extra, logits], axis=-1), axis=-1, precise=True)
+            unseen, probabilities = every[..., :1], every[..., 1:]
+        slope = probabilities * (towards.reshape(full) - inner)
+        # The scale goes in before the one rounding to half precision; after the product it would be a second one.
+        weights, steep = probabilities.reshape(flat).astype(half), (slope * scale).reshape(flat).astype(half)
     keep = (batch, groups, share * length)
     dq = (steep @ k).reshape(q.shape)
     dk = steep.swapaxes(-1, -2) @ q.reshape(*keep, q.shape[-1])
@@ -179,6 +193,13 @@ def attention_gradient(
     if unseen is not None and sinks is not None:
         dsinks = -mx.sum(unseen * inner, axis=(0, 2, 3)).astype(sinks.dtype)
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), slope, dsinks
+
+
+def _in_one_kernel(mask: Any, sinks: Any, length: int, span: int) -> bool:
+    """Where the CUDA kernel serves: no sinks, no gradient for the mask, and a causal mask that leaves no row empty."""
+    if not cuda.available() or sinks is not None:
+        return False
+    return length <= span if isinstance(mask, str) else mask is None or mask.dtype == mx.bool_
 
 
 def _masked(logits: mx.array, mask: Any) -> mx.array:
@@ -192,14 +213,21 @@ def _masked(logits: mx.array, mask: Any) -> mx.array:
     return logits + mask.astype(mx.float32)
 
 
-def _reduced(gradient: mx.array, shape: tuple[int, ...]) -> mx.array:
+def _reduced(gradient: Any, shape: tuple[int, ...]) -> mx.array:
     """Sums a gradient over the axes along which an array of `shape` was broadcast."""
     lead = gradient.ndim - len(shape)
     axes = [*range(lead), *(lead + i for i, size in enumerate(shape) if size == 1 != gradient.shape[lead + i])]
     return mx.sum(gradient, axis=axes).reshape(shape) if axes else gradient
 
 
-def _attention(
+def _attention(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
+    handler = getattr(_state, "handler", None)
+    if handler is None:
+        return _performed_attention(q, k, v, **options)
+    return cast(mx.array, handler(_performed_attention, q, k, v, **options))
+
+
+def _performed_attention(
     q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Any = None, sinks: Any = None, **further: Any
 ) -> mx.array:
     stock = functools.partial(_stock_attention, scale=scale, **further)
@@ -222,9 +250,10 @@ def _attention(
         with stock_operations():
             q, k, v = primals[:3]
             found = attention_gradient(q, k, v, output, cotangent, scale=scale, mask=own_mask, sinks=own_sinks)
-            gradients, slope, dsinks = list(found[:3]), found[3], found[4]
+            gradients: list[Any] = list(found[:3])
+            slope, dsinks = found[3:]
             if masked:
-                boolean = own_mask.dtype == mx.bool_
+                boolean = slope is None or own_mask.dtype == mx.bool_
                 gradients.append(mx.zeros_like(own_mask) if boolean else _reduced(slope, own_mask.shape))
             return tuple(gradients + ([dsinks] if sunk else []))
 
@@ -250,19 +279,45 @@ def deterministic_operations() -> Iterator[None]:
     The functions are replaced where callers look them up (`x[ids]`, `mx.take`, `mx.fast.scaled_dot_product_attention`),
     so modules that index an embedding themselves are reached; other threads see stock behaviour. Nests.
     """
-    global _depth
     before = _active()
+    with _replaced():
+        _state.on = True
+        try:
+            yield
+        finally:
+            _state.on = before
+
+
+@contextlib.contextmanager
+def attention_calls(handler: Callable[..., mx.array]) -> Iterator[None]:
+    """While open, this thread's attention calls pass through `handler`, whether they are deterministic or stock.
+
+    Args:
+        handler: called as `handler(perform, q, k, v, scale=…, …)`, with the arguments of
+            `mx.fast.scaled_dot_product_attention`, in place of it; `perform` takes the same and is the call itself.
+    """
+    before = getattr(_state, "handler", None)
+    with _replaced():
+        _state.handler = handler
+        try:
+            yield
+        finally:
+            _state.handler = before
+
+
+@contextlib.contextmanager
+def _replaced() -> Iterator[None]:
+    """The functions that decide by thread stand in place of the stock ones, for as long as any thread needs them."""
+    global _depth
     with _lock:
         _depth += 1
         if _depth == 1:
             mx.array.__getitem__ = _getitem  # type: ignore[method-assign]
             mx.take = _take
             mx.fast.scaled_dot_product_attention = _attention
-    _state.on = True
     try:
         yield
     finally:
-        _state.on = before
         with _lock:
             _depth -= 1
             if _depth == 0:

@@ -40,6 +40,7 @@ from .run import Run
 from .selftest import self_test
 from .session import refuse_another
 from .speed import advice, matmul_gflops
+from .warmup import SETTINGS, warm_up
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,13 @@ def examine(
     """
     began = time.monotonic()
     rows = CATALOGUE if operations is None else operations
-    settings = [
-        Setting(dtype, compiled, det) for dtype in FLOATS for compiled in (False, True) for det in (True, False)
-    ]
+    settings = SETTINGS
     total = len(rows) + 4 * len(settings)
     with _on(device), _same_random_state():
         environment = numeric_environment()
+        if operations is None and build is None:
+            progress(0, total, "compiling kernels, on a GPU that has not had them yet")
+            warm_up()
         progress(0, total, "matrix product")
         gflops = matmul_gflops()
         disturb = disturbance()

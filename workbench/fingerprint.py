@@ -1,33 +1,93 @@
 """One number a lane that differs when any bit of the state differs.
 
-A lane is hashed as one stream of (path, dtype, shape, raw bytes), paths in sorted order, so swapped and duplicated
-values are seen. The per-step hash is XXH3-128 (xxHash 0.8, https://xxhash.com): not cryptographic, but fast.
+A lane is hashed as one stream of (path, dtype, shape, contents), paths in sorted order, so swapped and duplicated
+values are seen. The hash is XXH3-128 (xxHash 0.8, https://xxhash.com): not cryptographic, but fast. Contents are the
+raw bytes where the host can read them, and on a CUDA device their digest (`mixing`), which is computed there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import xxhash
 
+from . import cuda
+from .errors import RunError
 from .files import canonical_json
-from .host import raw_views
+from .host import raw_views, square_sum
+from .mixing import digest
 from .telemetry import LANES
 
-METHOD = "xxh3_128"  # named in the manifest: another hash of the same state is no evidence
+# Named in the manifest: another hash of the same state is no evidence.
+BYTES, MIXED = "xxh3_128", "xxh3_128 of mix32x2"
+METHODS = (BYTES, MIXED)
 
 
-def fingerprint(tensors: Mapping[str, mx.array]) -> str:
-    """The fingerprint of named tensors, 32 hexadecimal digits."""
-    found = xxhash.xxh3_128()
-    paths = sorted(tensors)
+def method_here() -> str:
+    """The method that costs least on MLX's default device. Either gives the same everywhere."""
+    return MIXED if cuda.available() else BYTES
+
+
+def known_method(name: str, where: object) -> str:
+    """The method that a manifest names.
+
+    Raises:
+        RunError: this workbench doesn't have it.
+    """
+    if name not in METHODS:
+        raise RunError(f"{where} was fingerprinted with {name}; this workbench has {', '.join(METHODS)}")
+    return name
+
+
+def fingerprint(tensors: Mapping[str, mx.array], method: str = BYTES, squares: dict[str, float] | None = None) -> str:
+    """The fingerprint of named tensors, 32 hexadecimal digits.
+
+    Args:
+        squares: receives the sum of squares of each float32 tensor for which the same read of memory gives it.
+    """
+    if method == MIXED:
+        paths = sorted(tensors)
+        return _of_digests(_headers(tensors, paths), digests([tensors[path] for path in paths]))
+    found, paths = xxhash.xxh3_128(), sorted(tensors)
     for path, view in zip(paths, raw_views([tensors[path] for path in paths]), strict=True):
-        found.update(f"{path}\0{tensors[path].dtype}\0{tensors[path].shape}\0".encode())
-        if view.size:
+        array = tensors[path]
+        found.update(_header(path, array.dtype, array.shape))
+        if squares is not None and array.dtype == mx.float32 and _is_row_major(array):
+            squares[path] = square_sum(view.reshape(-1), found.update)
+        elif view.size:
             found.update(view.data)
     return found.hexdigest()
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _header(path: str, dtype: mx.Dtype, shape: tuple[int, ...]) -> bytes:
+    return f"{path}\0{dtype}\0{shape}\0".encode()
+
+
+def _is_row_major(array: mx.array) -> bool:
+    return np.asarray(copy(array)).flags.c_contiguous
+
+
+def _headers(tensors: Mapping[str, mx.array], paths: Iterable[str]) -> bytes:
+    return b"".join(_header(path, tensors[path].dtype, tensors[path].shape) for path in paths)
+
+
+def _of_digests(headers: bytes, found: np.ndarray) -> str:
+    return xxhash.xxh3_128_hexdigest(headers + found.astype("<u4").tobytes())
+
+
+def digests(arrays: Sequence[mx.array]) -> np.ndarray:
+    """uint32 (n, 2): the digest of each array, computed where it is, and alike on every backend."""
+    if cuda.available():
+        reading = cuda.launch(arrays, digests=True)
+        mx.eval(reading.pending)
+        return reading.result()[1]
+    return np.array([digest(view) for view in raw_views(arrays)], np.uint32).reshape(-1, 2)
 
 
 def fingerprint_json(value: Any) -> str:
@@ -35,6 +95,7 @@ def fingerprint_json(value: Any) -> str:
     return xxhash.xxh3_128_hexdigest(canonical_json(value))
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def lane_of(path: str) -> str:
     """The lane of an optimizer array: Adam's `m` and `v` have their own, everything else is `other`."""
     leaf = path.rpartition(".")[2]
@@ -42,12 +103,59 @@ def lane_of(path: str) -> str:
 
 
 def lanes(
-    weights: Mapping[str, mx.array], optimizer: Mapping[str, mx.array], rng: Iterable[int], cursor: Mapping[str, Any]
+    weights: Mapping[str, mx.array],
+    optimizer: Mapping[str, mx.array],
+    rng: Iterable[int],
+    cursor: Mapping[str, Any],
+    method: str = BYTES,
+    squares: dict[str, float] | None = None,
 ) -> dict[str, str]:
-    """The fingerprint of each lane of a state: weights, adam_m, adam_v, other, rng, cursor."""
+    """The fingerprint of each lane of a state: weights, adam_m, adam_v, other, rng, cursor.
+
+    Args:
+        squares: receives the sum of squares of optimizer arrays, as `fingerprint` does.
+    """
+    if method == MIXED:
+        plan = LanePlan(weights, optimizer)
+        return plan.lanes(digests(plan.arrays), rng, cursor)
+    found = {
+        lane: fingerprint(group, BYTES, squares if lane != "weights" else None)
+        for lane, group in _grouped(weights, optimizer).items()
+    }
+    return _with_json(found, rng, cursor)
+
+
+def _grouped(weights: Mapping[str, mx.array], optimizer: Mapping[str, mx.array]) -> dict[str, dict[str, mx.array]]:
     groups: dict[str, dict[str, mx.array]] = {"weights": dict(weights), "adam_m": {}, "adam_v": {}, "other": {}}
     for path, array in optimizer.items():
         groups[lane_of(path)][path] = array
-    found = {lane: fingerprint(group) for lane, group in groups.items()}
+    return groups
+
+
+def _with_json(found: dict[str, str], rng: Iterable[int], cursor: Mapping[str, Any]) -> dict[str, str]:
     found |= {"rng": fingerprint_json(list(rng)), "cursor": fingerprint_json(cursor)}
     return {lane: found[lane] for lane in LANES}
+
+
+class LanePlan:
+    """What the lanes of a state need beside the digests of its arrays; it can be made while a device computes them.
+
+    Attributes:
+        names: of the arrays: ("weights" or "optimizer", path), lane by lane.
+        arrays: in that order.
+    """
+
+    def __init__(self, weights: Mapping[str, mx.array], optimizer: Mapping[str, mx.array]) -> None:
+        self.names: list[tuple[str, str]] = []
+        self.arrays: list[mx.array] = []
+        self._parts: dict[str, tuple[bytes, slice]] = {}
+        for lane, group in _grouped(weights, optimizer).items():
+            paths, start = sorted(group), len(self.arrays)
+            self.names += [("weights" if lane == "weights" else "optimizer", path) for path in paths]
+            self.arrays += [group[path] for path in paths]
+            self._parts[lane] = _headers(group, paths), slice(start, len(self.arrays))
+
+    def lanes(self, found: np.ndarray, rng: Iterable[int], cursor: Mapping[str, Any]) -> dict[str, str]:
+        """The fingerprints, from the digests of `arrays`: uint32 (n, 2)."""
+        of_arrays = {lane: _of_digests(headers, found[rows]) for lane, (headers, rows) in self._parts.items()}
+        return _with_json(of_arrays, rng, cursor)

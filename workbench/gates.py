@@ -70,10 +70,10 @@ def sensitive(batch: Batch, after: State, observation: Observation) -> Gate:
         missed.append("a bit of the batch, which is empty")
     elif batch_hash((*batch[:where], _flipped(batch[where]), *batch[where + 1 :])) == observation.batch_hash:
         missed.append("a bit of the batch")
-    lanes = after.lanes()
+    lanes = after.lanes(observation.method)
     for lane, name, changed in _one_a_lane(after):
         planted += 1
-        found = changed.lanes()
+        found = changed.lanes(observation.method)
         if [other for other in lanes if found[other] != lanes[other]] != [lane] or first_difference(
             _only(after, name), _only(changed, name)
         ) != name:

@@ -7,8 +7,9 @@ can move a fusion boundary, so measuring cannot change a run's bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -17,6 +18,7 @@ NORMS = (
     "float32 blocks of 4096, memory order"  # in the manifest: norms made in another way can't be compared bit by bit
 )
 _BLOCK = 4096  # elements a BLAS dot call: below every library's threading threshold, so threads cannot reorder the sum
+_STRETCH = 32 * _BLOCK  # elements that are summed and hashed in turn: 512 KiB, which a core's cache still holds
 
 
 def raw_views(arrays: Sequence[mx.array]) -> list[np.ndarray]:
@@ -36,20 +38,33 @@ def float_views(arrays: Sequence[mx.array]) -> list[np.ndarray]:
     return [np.asarray(array).ravel(order="K") for array in plain]
 
 
-def square_sum(values: np.ndarray) -> float:
+def square_sum(values: np.ndarray, also: Callable[[Any], object] | None = None) -> float:
     """Sum of squares of a flat float32 array, as float64: float32 products and partial sums over 4096 elements (BLAS
-    dot), float64 above. Values whose squares leave float32's range are squared in float64 instead."""
+    dot), float64 above. Values whose squares leave float32's range are squared in float64 instead.
+
+    Args:
+        also: called with each stretch of the bytes in turn, while it is in the cache: one read of memory does for both.
+    """
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        total = _blockwise(values)
+        total = _blockwise(values, also)
         if not 1e-30 < total < 1e30:  # overflow, underflow, NaN, or exactly zero
             total = _blockwise(values.astype(np.float64))
     return total
 
 
-def _blockwise(values: np.ndarray) -> float:
-    whole = values.size - values.size % _BLOCK
-    blocks, rest = values[:whole].reshape(-1, _BLOCK), values[whole:]
-    return float(np.sum(np.vecdot(blocks, blocks), dtype=np.float64)) + float(np.vecdot(rest, rest))
+def _blockwise(values: np.ndarray, also: Callable[[Any], object] | None = None) -> float:
+    sums, rest = [], 0.0
+    for start in range(0, values.size, _STRETCH):
+        stretch = values[start : start + _STRETCH]
+        if also is not None:
+            also(stretch.data)
+        whole = stretch.size - stretch.size % _BLOCK
+        blocks = stretch[:whole].reshape(-1, _BLOCK)
+        sums.append(np.vecdot(blocks, blocks))
+        if whole < stretch.size:  # only the last one
+            rest = float(np.vecdot(stretch[whole:], stretch[whole:]))
+    whole_sums = sums[0] if len(sums) == 1 else np.concatenate(sums or [np.zeros(0)])
+    return float(np.sum(whole_sums, dtype=np.float64)) + rest
 
 
 def norm(arrays: Sequence[np.ndarray]) -> np.float32:

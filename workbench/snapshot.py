@@ -28,7 +28,7 @@ from .experiment import (
     state_arrays,
 )
 from .files import commit, pretty_json, sha256, sync_file, temporary_beside, write_atomic
-from .fingerprint import lanes
+from .fingerprint import lanes, method_here
 from .host import raw_views
 
 WEIGHTS, OPTIMIZER, RNG, CURSOR = ".safetensors", ".optimizer.safetensors", ".rng", ".cursor"
@@ -52,9 +52,9 @@ class State:
     rng: tuple[int, int]
     cursor: dict[str, Any]
 
-    def lanes(self) -> dict[str, str]:
-        """Fingerprint of each lane."""
-        return lanes(self.weights, self.optimizer, self.rng, self.cursor)
+    def lanes(self, method: str | None = None) -> dict[str, str]:
+        """Fingerprint of each lane, by a method of `fingerprint`; None: the one that costs least here."""
+        return lanes(self.weights, self.optimizer, self.rng, self.cursor, method or method_here())
 
 
 class FileEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -148,7 +148,7 @@ def stem(step: int, segment: int) -> str:
     return f"{step:08d}" + (f".s{segment}" if segment else "")
 
 
-def write(state: State, folder: Path, *, run: str, segment: int, t: float) -> Commit:
+def write(state: State, folder: Path, *, run: str, segment: int, t: float, method: str | None = None) -> Commit:
     """Writes the four files and then the commit record, each flushed and renamed.
 
     Raises:
@@ -164,7 +164,7 @@ def write(state: State, folder: Path, *, run: str, segment: int, t: float) -> Co
         data = pretty_json(content)
         write_atomic(folder / (name + suffix), data)
         entries[name + suffix] = FileEntry(len(data), sha256(data))
-    record = Commit(run=run, step=state.step, segment=segment, files=entries, state=state.lanes(), t=t)
+    record = Commit(run=run, step=state.step, segment=segment, files=entries, state=state.lanes(method), t=t)
     write_atomic(folder / f"{name}.json", pretty_json(record))
     return record
 

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -32,6 +32,13 @@ from .experiment import (
 )
 
 
+class Asked(Protocol):
+    """Arrays to be evaluated together with the step."""
+
+    @property
+    def pending(self) -> Any: ...
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What a step returns beside the new state, which is in the experiment's model and optimizer. All evaluated.
@@ -42,6 +49,7 @@ class StepResult:
         gradients: by parameter path, before clipping, in the parameter's dtype.
         activations: output of the last call of each layer (with accumulation: in the last micro-batch).
         token_loss: the loss function's `token_loss`, or None.
+        asked: what `Stepper.ask` returned.
     """
 
     loss: np.float32
@@ -49,6 +57,7 @@ class StepResult:
     gradients: dict[str, mx.array]
     activations: dict[str, mx.array]
     token_loss: mx.array | None
+    asked: Asked | None = None
 
 
 def micro_batches(batch: Batch, parts: int) -> list[Batch]:
@@ -132,6 +141,7 @@ class Stepper:
     Attributes:
         layers: paths in first-execution order; layers that the first forward pass did not call come last.
         owned: the trainable parameters of each layer.
+        ask: if set, called with the gradients and activations of each step before anything of it is evaluated.
     """
 
     def __init__(self, experiment: Experiment, layers: Sequence[str] | None = None) -> None:
@@ -145,6 +155,7 @@ class Stepper:
                 f"the model's layers are not the recorded ones: missing {missing}, unexpected {extra}; "
                 "rebuild the model that the run was recorded with"
             )
+        self.ask: Callable[[dict[str, mx.array], dict[str, mx.array]], Asked] | None = None
         self._step: Callable[..., Any] | None = None
         self._order: list[str] = []
         trees = (experiment.model, experiment.optimizer.state)
@@ -161,10 +172,15 @@ class Stepper:
         model, optimizer = self.experiment.model, self.experiment.optimizer
         if self._free:
             self._fix_strides()
-        mx.eval(loss, grad_norm, gradients, activations, tokens, model.parameters(), optimizer.state, random_state())
-        return StepResult(
-            np.float32(loss.item()), np.float32(grad_norm.item()), gradients, activations, tokens[0] if tokens else None
-        )
+        outputs = [loss, grad_norm, gradients, activations, tokens, model.parameters(), optimizer.state, random_state()]
+        asked = None
+        if self.ask is not None:
+            mx.async_eval(outputs)
+            asked = self.ask(gradients, activations)
+            outputs.append(asked.pending)
+        mx.eval(outputs)
+        numbers = np.float32(loss.item()), np.float32(grad_norm.item())
+        return StepResult(*numbers, gradients, activations, tokens[0] if tokens else None, asked)
 
     def _refuse_other_containers(self) -> None:
         """A compiled step goes on with the containers it saw: others in their place would be recorded, not used."""

@@ -506,6 +506,102 @@ def test_a_torn_line_is_declared_and_kept(twelve, whole):
     exact(run, 11)
 
 
+# ------------------------------------------------------------------------------------------- changes between two steps
+
+
+def changing(path, at, change, steps=12, **settings):
+    """Records, and changes the experiment after step `at`, in a segment of its own."""
+    with recorder(path, **settings) as recording:
+        while recording.step_number < steps:
+            recording.step(next(recording.experiment.sampler))
+            if recording.step_number == at:
+                change(recording.experiment)
+                recording.open_segment()
+    return open_run(path)
+
+
+def halve(experiment):
+    experiment.model.layers[1].weight = experiment.model.layers[1].weight * 0.5
+
+
+def reset(experiment):
+    experiment.optimizer.state["layers"][0]["weight"]["v"] = mx.zeros((4, 3))
+
+
+def rewind(experiment):
+    experiment.sampler.position = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "lane"), [(halve, "weights"), (reset, "adam_v"), (rewind, "cursor"), (lambda experiment: None, None)]
+)
+def test_a_changed_state_is_gone_on_with_in_a_segment_of_its_own(tmp_path, change, lane):
+    run = changing(tmp_path / "run", 6, change)
+    assert [(entry.start, entry.parent) for entry in run.manifest.segments] == [(0, None), (6, 0)]
+    assert run.checkpoints == [(0, 0), (4, 0), (6, 1), (8, 1), (12, 1)]
+    assert run.seam(1) == ([lane] if lane else [])
+    for step in (6, 7, 12):
+        exact(run, step)
+    traces = run.replay(range(5, 9), experiment=runs.build(), with_probe=False)  # over the seam
+    assert [(trace.record.segment, trace.exact) for trace in traces] == [(0, True), (0, True), (1, True), (1, True)]
+    assert any("segment 1 went on" in notice for notice in run.plan(7).notices) is bool(lane)
+
+
+def test_a_resume_after_a_change_goes_on_from_the_changed_state(tmp_path):
+    straight = changing(tmp_path / "straight", 6, halve)
+    changing(tmp_path / "run", 6, halve, steps=6)  # nothing was performed after it
+    run = record(tmp_path / "run", 12, resume=True)
+    assert steps_of(run, 1) == steps_of(straight, 1) and len(run.manifest.segments) == 2
+    changing(tmp_path / "other", 6, halve, steps=10)
+    other = record(tmp_path / "other", 12, resume=6)
+    assert {step: line["state"] for step, line in steps_of(other, 2).items()} == {
+        step: line["state"] for step, line in steps_of(straight, 1).items()
+    }
+    exact(other, 8, segment=2)
+
+
+def test_two_changes_at_one_step(tmp_path):
+    with recorder(tmp_path / "run") as recording:
+        for batch in recording.batches(6):
+            recording.step(batch)
+            if recording.step_number == 3:
+                for change in (halve, reset):
+                    change(recording.experiment)
+                    recording.open_segment()
+    run = open_run(tmp_path / "run")
+    assert [run.seam(segment) for segment in range(3)] == [[], ["weights"], ["adam_v"]]
+    assert run.plan(4).checkpoint == (3, 2)
+    assert all(trace.exact for trace in run.replay(range(2, 7), experiment=runs.build(), with_probe=False))
+
+
+def test_thinning_spares_a_changed_state(tmp_path):
+    run = changing(tmp_path / "run", 6, halve, save_every=2, keep_last=1)
+    assert run.checkpoints == [(0, 0), (6, 0), (6, 1), (12, 1)]
+    exact(run, 7)
+
+
+def test_an_unrecorded_change_is_not_gone_on_with_quietly(tmp_path):
+    """As before: without a segment of its own, the next step is another one than the replay's."""
+    with recorder(tmp_path / "run") as recording:
+        for batch in recording.batches(6):
+            recording.step(batch)
+            if recording.step_number == 3:
+                halve(recording.experiment)
+    assert not open_run(tmp_path / "run").replay(4, experiment=runs.build(), with_probe=False).exact
+
+
+def test_a_segment_opens_only_between_steps(tmp_path):
+    recording = recorder(tmp_path / "run")
+    with pytest.raises(RunError, match="before its first step or after its end"), recording:
+        recording.open_segment()
+    with recorder(tmp_path / "run") as recording:
+        recording.step(next(recording.experiment.sampler))
+    before = runs.digest(tmp_path / "run")
+    with pytest.raises(RunError, match="before its first step or after its end"):
+        recording.open_segment()
+    assert runs.digest(tmp_path / "run") == before
+
+
 # ----------------------------------------------------------------------------------------------------- spikes and lines
 
 

@@ -5,6 +5,7 @@ A timed test would measure the neighbours of a shared machine; two things measur
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import tempfile
 import time
@@ -20,9 +21,9 @@ import msgspec
 
 from .environment import numeric_environment
 from .experiment import Experiment, as_batch
+from .recipe import TrainConfig, build
 from .record import Recorder
 from .step import Stepper
-from .train import TrainConfig, build
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Cost:
         bare: the training loop anyone would write (`value_and_grad`, clipping, update, compiled), no workbench in it.
         unrecorded: the workbench's step, nothing measured (`--no-record`).
         recorded: the same with norms, batch hash, fingerprints and the telemetry line.
+        boxless: the same without the black box, which holds the state before each step.
         control: the bare step against itself: differences below its distance from 1 can't be resolved.
     """
 
@@ -42,6 +44,7 @@ class Cost:
     control: float
     unrecorded: float
     recorded: float
+    boxless: float
     rounds: int
     environment: dict[str, Any]
 
@@ -53,39 +56,33 @@ def recording_cost(config: TrainConfig, files: list[Path], *, rounds: int, burst
         rounds: how many times each variant has its turn.
         burst: steps a turn.
     """
-    bare, plain, recorder = build(config, files), build(config, files), build(config, files)
-    with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder:
-        recording = Recorder(
-            folder,
-            recorder.model,
-            recorder.optimizer,
-            recorder.loss_fn,
-            recorder.sampler,
-            **msgspec.to_builtins(recorder.options),
-            save_every=0,
-        )
-        with recording:
-            variants = {
-                "bare": _bare_step(bare),
-                "unrecorded": _stepper(plain),
-                "recorded": lambda: recording.step(next(recorder.sampler)),
-            }
-            variants["control"] = variants["bare"]
-            for step in variants.values():
-                step()  # compiles
-            times: dict[str, list[float]] = {name: [] for name in variants}
-            ratios: dict[str, list[float]] = {name: [] for name in variants}
-            names = list(variants)
-            for turn in range(rounds):
-                spent = {}
-                for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                    began = time.perf_counter()
-                    for _ in range(burst):
-                        variants[name]()
-                    spent[name] = (time.perf_counter() - began) / burst
-                    times[name].append(spent[name])
-                for name in names:
-                    ratios[name].append(spent[name] / spent["bare"])
+    bare, plain = build(config, files), build(config, files)
+    with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder, contextlib.ExitStack() as stack:
+
+        def recording(name: str, **settings: Any) -> Callable[[], object]:
+            own = build(config, files)
+            parts = (own.model, own.optimizer, own.loss_fn, own.sampler)
+            options = msgspec.to_builtins(own.options) | settings
+            recorder = stack.enter_context(Recorder(Path(folder) / name, *parts, **options, save_every=0))
+            return lambda: recorder.step(next(own.sampler))
+
+        variants: dict[str, Callable[[], object]] = {
+            "bare": _bare_step(bare),
+            "unrecorded": _stepper(plain),
+            "recorded": recording("recorded"),
+            "boxless": recording("boxless", black_box=0),
+        }
+        variants["control"] = variants["bare"]
+        for step in variants.values():
+            step()  # compiles
+        times: dict[str, list[float]] = {name: [] for name in variants}
+        names = list(variants)
+        for turn in range(rounds):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                began = time.perf_counter()
+                for _ in range(burst):
+                    variants[name]()
+                times[name].append((time.perf_counter() - began) / burst)
     median = {name: statistics.median(values) * 1e3 for name, values in times.items()}
     ratio = {name: median[name] / median["bare"] for name in names}
     return Cost(
@@ -95,6 +92,7 @@ def recording_cost(config: TrainConfig, files: list[Path], *, rounds: int, burst
         ratio["control"],
         ratio["unrecorded"],
         ratio["recorded"],
+        ratio["boxless"],
         rounds,
         numeric_environment(),
     )

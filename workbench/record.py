@@ -19,13 +19,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from . import __version__, snapshot
+from . import __version__, norms, snapshot
 from . import manifest as manifests
 from .bits import json_float
+from .blackbox import LIMIT, BlackBox
 from .environment import PROCESS, differences, numeric_environment
 from .errors import CheckpointError, ExperimentError, RunError
 from .experiment import (
@@ -40,17 +41,21 @@ from .experiment import (
     state_arrays,
 )
 from .files import lock
-from .fingerprint import METHOD
-from .host import NORMS
+from .fingerprint import known_method as fingerprint_method
+from .fingerprint import method_here
 from .hyperparameters import describe_optimizer
 from .journal import Journal
 from .manifest import DataFile, Manifest, Parameter, Segment
-from .observe import Observation, learning_rates, observe
+from .observe import Observation, learning_rates, measure_alongside, observe
 from .run import CHECKPOINTS, TELEMETRY, Run, refuse_existing
+from .seams import state_segment
 from .snapshot import State
 from .spikes import Reading, SpikeDetector, SpikeSettings
 from .step import Stepper
 from .telemetry import Edits, Line, Writer
+
+if TYPE_CHECKING:
+    from .forks import ForkPoint
 
 
 class Recorder:
@@ -64,7 +69,11 @@ class Recorder:
         keep_last, keep_every: thin older checkpoints: keep the last so many and every one whose step is a multiple of
             `keep_every`. The first is always kept, and those from which a segment starts. None: nothing is thinned.
         spikes: settings of spike detection; None switches it off.
+        black_box: how many spikes have the state before them committed as a checkpoint, whatever `save_every` is, so
+            that they replay without rolling forward; 0: none. Takes memory for one state; off where a state is larger
+            than a quarter of the device's memory.
         resume: True: go on from the last checkpoint; a number: from the checkpoint of that step.
+        fork: start from a state of another run (`workbench.fork_point`), which is left as it is.
         factory, arguments: "module:function" and JSON arguments that rebuild the experiment, for replays from the
             command line. Without it a replay needs the experiment passed.
         data: data files, pinned by size and SHA-256: a replay refuses others.
@@ -96,15 +105,18 @@ class Recorder:
         keep_last: int | None = None,
         keep_every: int | None = None,
         spikes: SpikeSettings | None = SpikeSettings(),  # noqa: B008 - immutable
+        black_box: int = LIMIT,
         resume: bool | int = False,
+        fork: ForkPoint | None = None,
         factory: str | None = None,
         arguments: dict[str, Any] | None = None,
         data: Sequence[DataFile] = (),
         rebuild: dict[str, Any] | None = None,
         copy_telemetry_to: str | Path | None = None,
     ) -> None:
-        if save_every < 0:
-            raise ExperimentError(f"save_every is {save_every}; expected 0 (never) or more")
+        for name, least in (("save_every", save_every), ("black_box", black_box)):
+            if least < 0:
+                raise ExperimentError(f"{name} is {least}; expected 0 (never) or more")
         for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
             if value is not None and value < 1:
                 raise ExperimentError(f"{name} is {value}; expected at least 1, or none to keep every checkpoint")
@@ -116,7 +128,7 @@ class Recorder:
         self._rebuild = rebuild or (
             {"kind": "factory", "factory": factory, "arguments": arguments or {}} if factory else {"kind": "none"}
         )
-        self._data, self._resume = list(data), resume
+        self._data, self._resume, self._parent = list(data), resume, None if fork is None else fork.parent
         self._copy_to = None if copy_telemetry_to is None else Path(copy_telemetry_to)
         self._copy: Writer | None = None
         self._journal: Journal | None = None
@@ -127,16 +139,27 @@ class Recorder:
         self._began = time.time()
         self._step_ended = time.perf_counter()
         self.step_number, self.segment = 0, 0
+        self.manifest: Manifest  # of a new run only after the first step, which finds the layers' order
         self.reading: Reading | None = None
         # What the last step left, to tell later whether the loop has changed it.
         self._rng: tuple[int, int] | None = None
         self._rates: list[str | None] = []
         self._lanes: dict[str, str] = {}
+        self._method = method_here()  # of the fingerprints
+        self._box = BlackBox(0)
+        self._box_limit = black_box
+        self._boxed_before: set[tuple[int, int]] = set()
         if resume is False:
             refuse_existing(self.path)
-            self.experiment.prepare()
-            self._stepper = Stepper(self.experiment)
+            self._stepper = measure_alongside(Stepper(self.experiment))  # prepares it
+            if fork is not None:
+                snapshot.restore(self.experiment, fork.state)
+                for _ in range(fork.skip):
+                    next(sampler)
+                self.step_number, self._rng = fork.state.step, fork.state.rng
             self._cursor = read_cursor(sampler)
+        elif fork is not None:
+            raise ExperimentError("resume and fork both say where to start; expected one of them")
         else:
             try:
                 self._reopen(resume)
@@ -194,9 +217,11 @@ class Recorder:
             self._begin(start)
         self.step_number += 1
         self._cursor, self._rng, self._rates = cursor, random_key(), learning_rates(self.experiment)
-        seen = observe(self._stepper, arrays, result, cursor)
+        seen = observe(self._stepper, arrays, result, cursor, self._method)
         self._log(seen, edits)
+        self._commit_before(seen)
         self._lanes, self._whole = seen.state, True
+        self._hold()
         if self._save_every and self.step_number % self._save_every == 0:
             self.checkpoint()
         return float(result.loss)
@@ -212,13 +237,40 @@ class Recorder:
             ExperimentError: weights or optimizer state were changed since that step, so they are no longer its state.
         """
         state = snapshot.capture(self.experiment, self.step_number, self._cursor, self._rng)
-        lanes = state.lanes()
+        lanes = state.lanes(self._method)
         if unlike := [lane for lane, value in self._lanes.items() if lanes[lane] != value]:
             raise ExperimentError(
                 f"no checkpoint of step {self.step_number} was saved to {self.path}: {', '.join(unlike)} changed after "
                 "the step, so this is not its state; save it before changing it (recorder.checkpoint())"
             )
         self._save(state)
+
+    def open_segment(self) -> None:
+        """After a change to weights, optimizer state, random state or cursor between two steps: goes on from it.
+
+        The state as it is now is committed as a checkpoint, and a segment of the telemetry starts from it, so that the
+        steps that follow replay exactly. What was there before stays in the segment before.
+
+        Raises:
+            RunError: no step has been performed yet. The first one starts from whatever is there.
+        """
+        if self._journal is None:
+            raise RunError(f"no segment can be opened in {self.path} before its first step or after its end")
+        cursor = read_cursor(self.experiment.sampler)
+        state = snapshot.capture(self.experiment, self.step_number, cursor)
+        known = self.manifest.segments
+        left = known[self.segment]
+        self.segment = len(known)
+        entry = msgspec.structs.replace(
+            left, segment=self.segment, start=self.step_number, parent=left.segment, t=time.time()
+        )
+        self.manifest = msgspec.structs.replace(self.manifest, segments=[*known, entry])
+        manifests.write(self.manifest, self.path)
+        self._append_meta(state)
+        self._cursor, self._rng, self._rates = cursor, state.rng, learning_rates(self.experiment)
+        self._lanes = state.lanes(self._method)
+        self._save(state)
+        self._hold()
 
     def _edits(self) -> dict[str, Any]:
         """What the loop changed between two steps, of what a replay can change too."""
@@ -234,7 +286,7 @@ class Recorder:
         if self._resume is False:
             refuse_existing(self.path)  # another process may have begun it meanwhile
             self.experiment.prepare()  # again: weights may have been loaded since
-        elif self._rng is not None:
+        if self._rng is not None:
             set_random_key(self._rng)  # the random state is a thread's own, and this is the one that trains
         return snapshot.capture(self.experiment, self.step_number, self._cursor)
 
@@ -251,6 +303,9 @@ class Recorder:
             if self.segment not in {entry.segment for entry in manifests.read(self.path).segments}:
                 manifests.write(self.manifest, self.path)
             self._open_telemetry(start)
+        self._box = BlackBox.for_experiment(self.experiment, self._box_limit)
+        self._box.committed |= self._boxed_before
+        self._box.hold(start, self.segment)
 
     def _open_copy(self) -> None:
         if self._copy_to is None or self._copy is not None:
@@ -283,20 +338,24 @@ class Recorder:
                 Parameter(path, list(array.shape), str(array.dtype).removeprefix("mlx.core."))
                 for path, array in state_arrays(self.experiment.model).items()
             ],
-            fingerprint=METHOD,
-            norms=NORMS,
+            fingerprint=self._method,
+            norms=norms.method_here(),
             save_every=self._save_every,
             keep_last=self._keep[0],
             keep_every=self._keep[1],
             spikes=None if self._spikes is None else msgspec.to_builtins(self._spikes),
-            segments=[Segment(segment=0, start=0, parent=None, t=self._began, environment=environment)],
+            segments=[Segment(segment=0, start=self.step_number, parent=None, t=self._began, environment=environment)],
+            parent=self._parent,
         )
 
     def _open_telemetry(self, state: State) -> None:
         self._journal = Journal(self.path / TELEMETRY, self._copy)
-        torn: dict[str, Any] = {"torn_bytes": self._journal.torn_bytes} if self._journal.torn_bytes else {}
-        self._append(type="meta", step=state.step, run=self.manifest.run, process=PROCESS, state=state.lanes(), **torn)
+        self._append_meta(state, **({"torn_bytes": self._journal.torn_bytes} if self._journal.torn_bytes else {}))
         self._step_ended = time.perf_counter()
+
+    def _append_meta(self, state: State, **more: Any) -> None:
+        lanes = state.lanes(self._method)
+        self._append(type="meta", step=state.step, run=self.manifest.run, process=PROCESS, state=lanes, **more)
 
     # ---- going on
 
@@ -304,8 +363,10 @@ class Recorder:
         run = Run(self.path)
         self._lock()
         self.manifest = run.manifest
+        self._method = fingerprint_method(self.manifest.fingerprint, self.path)
         parent = run.manifest.segments[-1].segment
-        ways = [(step, s) for step, s in run.checkpoints if run.manifest.lineage(parent, step) == s]
+        there = run.checkpoints
+        ways = [(step, s) for step, s in there if state_segment(run.manifest, there, step, parent) == s]
         wanted = [key for key in ways if resume is True or key[0] == resume]
         if not wanted:
             raise CheckpointError(
@@ -313,14 +374,14 @@ class Recorder:
                 f"it has {[step for step, _ in ways]}"
             )
         step, segment = wanted[-1]
-        self._stepper = Stepper(self.experiment, self.manifest.layers)
+        self._stepper = measure_alongside(Stepper(self.experiment, self.manifest.layers))
         self._refuse_another()
         state = snapshot.read(self.path / CHECKPOINTS, step, segment, self.manifest.run)
-        self._refuse_other_state(state, run.evidence(step, segment))
+        self._refuse_other_state(state, run.state_evidence(step, segment))
         snapshot.restore(self.experiment, state)
         self.step_number, self._cursor = step, read_cursor(self.experiment.sampler)
         self._saved_at = (step, segment)
-        self._rng, self._rates, self._lanes = state.rng, learning_rates(self.experiment), state.lanes()
+        self._rng, self._rates, self._lanes = state.rng, learning_rates(self.experiment), state.lanes(self._method)
         environment = numeric_environment()
         newest = max(
             (line.step for line in run.telemetry.lines if line.type == "step" and line.segment == parent), default=0
@@ -328,10 +389,20 @@ class Recorder:
         newest = max(newest, run.manifest.segments[parent].start)  # type: ignore[type-var]
         moved = bool(differences(run.manifest.segments[parent].environment, environment))
         self.segment = parent
-        if step != newest or moved:
+        if step != newest or moved or self.manifest.norms_of(parent) != norms.method_here():
             self.segment = len(run.manifest.segments)
-            entry = Segment(segment=self.segment, start=step, parent=segment, t=self._began, environment=environment)
+            entry = Segment(
+                segment=self.segment,
+                start=step,
+                parent=segment,
+                t=self._began,
+                environment=environment,
+                norms=norms.method_here(),
+            )
             self.manifest = msgspec.structs.replace(self.manifest, segments=[*self.manifest.segments, entry])
+        self._boxed_before = {
+            (before, s) for before, s in there if (line := run.line(before + 1, s)) is not None and line.spike is True
+        }
         if self._detector is not None:
             run.manifest = self.manifest  # on disk only once a step is performed
             self._warm_up(run)
@@ -349,9 +420,7 @@ class Recorder:
 
     def _refuse_other_state(self, state: State, evidence: Mapping[str, Any]) -> None:
         """A checkpoint whose digests were repaired after a change still contradicts what the run logged at its step."""
-        if self.manifest.fingerprint != METHOD:
-            return
-        lanes = {f"state.{lane}": value for lane, value in state.lanes().items()}
+        lanes = {f"state.{lane}": value for lane, value in state.lanes(self._method).items()}
         unlike = [lane for lane, value in lanes.items() if evidence.get(lane, value) != value]
         if unlike:
             raise CheckpointError(
@@ -401,24 +470,46 @@ class Recorder:
         when: dict[str, Any] = {"t": round(now, 3), "elapsed_s": round(now - self._began, 3), "segment": self.segment}
         self._journal.put(Line(**when, **fields))
 
+    def _hold(self) -> None:
+        if self._box.on:
+            state = snapshot.capture(self.experiment, self.step_number, self._cursor, self._rng)
+            self._box.hold(state, self.segment)
+
+    def _commit_before(self, seen: Observation) -> None:
+        """Commits the state before the step just logged, if that is a spike. Training goes on if it can't be saved."""
+        rule = None if self.reading is None else self.reading.rule
+        found = self._box.due(float(seen.loss), float(seen.grad_norm), rule)
+        if found is None or found[0].step == 0 or (found[0].step, found[1]) in Run(self.path).checkpoints:
+            return
+        try:
+            self._write(*found)
+        except OSError as error:
+            warnings.warn(f"state {found[0].step}, before a spike, was not saved to {self.path}: {error}", stacklevel=3)
+        else:
+            self._box.committed.add((found[0].step, found[1]))
+
     def _save(self, state: State) -> None:
+        self._write(state, self.segment)
+        self._saved_at = (state.step, self.segment)
+        self._thin()
+
+    def _write(self, state: State, segment: int) -> None:
         assert self._journal is not None
         self._journal.sync()  # a checkpoint never outlives the telemetry of the steps that led to it
         folder = self.path / CHECKPOINTS
-        snapshot.write(state, folder, run=self.manifest.run, segment=self.segment, t=time.time())
-        self._saved_at = (state.step, self.segment)
-        self._thin()
+        snapshot.write(state, folder, run=self.manifest.run, segment=segment, t=time.time(), method=self._method)
 
     def _thin(self) -> None:
         last, every = self._keep
         if last is None and every is None:
             return
-        starts = {(entry.start, entry.parent) for entry in self.manifest.segments}
+        starts = {(e.start, segment) for e in self.manifest.segments for segment in (e.segment, e.parent)}
         # Only on the way to the present state: what another branch of the run has kept is its own.
         keys = [key for key in Run(self.path).checkpoints if self.manifest.lineage(self.segment, key[0]) == key[1]]
         recent = set(keys[-max(last or 1, 1) :])
         for step, segment in keys:
-            if (step, segment) in recent or step == 0 or (every and step % every == 0) or (step, segment) in starts:
+            held = (step, segment) in self._box.committed
+            if held or (step, segment) in recent | starts or step == 0 or (every and step % every == 0):
                 continue
             snapshot.delete(self.path / CHECKPOINTS, step, segment)
 

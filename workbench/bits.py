@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -84,6 +85,88 @@ def ulp_distance(left: str, right: str) -> int | None:
         return word if word < 0x80000000 else 0x80000000 - word
 
     return abs(ordered(left) - ordered(right))
+
+
+@dataclass(frozen=True)
+class UlpDifference:
+    """How far two arrays of one dtype and shape are apart.
+
+    Attributes:
+        size: elements.
+        differing: elements whose bits differ. The two zeros differ in bits, and so do two NaN with other payloads.
+        nonfinite: of these, the ones where a side is NaN or infinite: they have no distance.
+        max_ulp: the greatest distance among the other differing ones, in units in the last place: how many steps from
+            one value to the next representable one lead from the one to the other. Both zeros are one value, so that
+            -0.0 is 0 from 0.0, and 1 from the smallest number. None if there is none, or the dtype has no ULP here.
+        max_abs: the greatest absolute difference among the same ones, exact to float64: near zero few ULP are nothing,
+            and a change of sign is very many.
+    """
+
+    size: int
+    differing: int
+    nonfinite: int = 0
+    max_ulp: int | None = None
+    max_abs: float | None = None
+
+
+# Of each format: its word, and the word of +inf. Sign and magnitude order all of them alike (IEEE 754; bfloat16 is the
+# upper half of float32).
+_FORMATS = {
+    "float32": (np.uint32, 0x7F800000),
+    "float16": (np.uint16, 0x7C00),
+    "bfloat16": (np.uint16, 0x7F80),
+}
+_CHUNK = 1 << 22  # elements at a time: temporaries of some 100 MB however large the arrays
+
+
+def ulp_difference(left: np.ndarray, right: np.ndarray, dtype: str) -> UlpDifference:
+    """Compares two arrays bit by bit, and says how far apart they are.
+
+    Args:
+        left, right: of one shape and item size; bfloat16, which numpy lacks, as its uint16 words.
+        dtype: what the elements mean: "float32", "float16" or "bfloat16"; of any other, bits are compared and no
+            distance is given.
+
+    Raises:
+        ValueError: the arrays have different shapes or item sizes.
+    """
+    if left.shape != right.shape or left.itemsize != right.itemsize:
+        raise ValueError(f"{left.dtype}{left.shape} and {right.dtype}{right.shape} can't be compared bit by bit")
+    ours, theirs = (np.ascontiguousarray(array).reshape(-1) for array in (left, right))
+    if dtype not in _FORMATS:
+        item = np.dtype((np.void, left.itemsize))
+        return UlpDifference(ours.size, int(np.count_nonzero(ours.view(item) != theirs.view(item))))
+    word, infinity = _FORMATS[dtype]
+    found = UlpDifference(ours.size, 0)
+    for start in range(0, ours.size, _CHUNK):
+        pair = [side[start : start + _CHUNK].view(word) for side in (ours, theirs)]
+        unlike = pair[0] != pair[1]
+        if unlike.any():
+            found = _with_chunk(found, [words[unlike] for words in pair], dtype, infinity)
+    return found
+
+
+def _with_chunk(found: UlpDifference, pair: list[np.ndarray], dtype: str, infinity: int) -> UlpDifference:
+    """Adds pairs of words that differ."""
+    sign = 1 << (8 * pair[0].itemsize - 1)
+    finite = np.logical_and(*((words & words.dtype.type(sign - 1)) < infinity for words in pair))
+    measured = [words[finite] for words in pair]
+    max_ulp, max_abs = found.max_ulp, found.max_abs
+    if finite.any():
+        signed = [words.astype(np.int64) for words in measured]
+        left, right = (np.where(words < sign, words, sign - words) for words in signed)  # both zeros are 0
+        max_ulp = max(max_ulp or 0, int(np.abs(left - right).max()))
+        left, right = (_values(words, dtype) for words in measured)
+        max_abs = max(max_abs or 0.0, float(np.abs(left - right).max()))
+    nonfinite = found.nonfinite + int(np.count_nonzero(~finite))
+    return UlpDifference(found.size, found.differing + finite.size, nonfinite, max_ulp, max_abs)
+
+
+def _values(words: np.ndarray, dtype: str) -> np.ndarray:
+    """As float64, which holds each of them exactly."""
+    if dtype == "bfloat16":
+        return (words.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    return words.view(dtype).astype(np.float64)
 
 
 def flip_bit(bits: str, position: int = 0) -> str:

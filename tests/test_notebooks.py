@@ -32,8 +32,8 @@ def shown(cell: nbformat.NotebookNode) -> str:
     return "\n".join(parts)
 
 
-def test_both_notebooks_are_there():
-    assert [path.name for path in PATHS] == ["investigate.ipynb", "runbook.ipynb"]
+def test_the_notebooks_are_there():
+    assert [path.name for path in PATHS] == ["determinism.ipynb", "investigate.ipynb", "runbook.ipynb"]
     assert shared("notebooks") == notebooks.FOLDER
 
 

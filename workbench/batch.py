@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from .alterations import Relabelling, Repetition, Substitution
 from .corpus import Corpus
-from .data import Substitution, WindowSampler, training_windows
+from .data import Batch, WindowSampler, training_windows
 from .errors import DataError, ExperimentError, ReplayError
 from .files import sha256
 from .rebuild import find, locate
@@ -83,6 +84,9 @@ class _Stream(msgspec.Struct):
     val_split: float
     accumulate: int = 1
     substitutions: tuple[Substitution, ...] = ()
+    relabellings: tuple[Relabelling, ...] = ()
+    repetitions: tuple[Repetition, ...] = ()
+    skipped: tuple[int, ...] = ()
 
 
 def sampler_of(run: Run, *, verify: bool = True) -> WindowSampler:
@@ -114,19 +118,32 @@ def sampler_of(run: Run, *, verify: bool = True) -> WindowSampler:
         seed=stream.seed,
         val_split=stream.val_split,
         substitutions=stream.substitutions,
+        relabellings=stream.relabellings,
+        repetitions=stream.repetitions,
+        skipped=stream.skipped,
     )
 
 
-def _drawn(run: Run, step: int, segment: int) -> pd.DataFrame:
-    recorded = run.evidence(step, segment).get("batch_hash")
-    # The hash proves the batch itself; reading a large corpus for its digest would take longer and prove less.
-    sampler = sampler_of(run, verify=recorded is None)
-    if recorded is not None and _hash(sampler.batch_at(step)) != recorded:
+def verified_batch(run: Run, sampler: WindowSampler, step: int, segment: int) -> Batch:
+    """The batch of a step, drawn again; where the telemetry has its hash, it must be this one's.
+
+    Raises:
+        DataError: it is another one.
+    """
+    batch, recorded = sampler.batch_at(step), run.evidence(step, segment).get("batch_hash")
+    if recorded is not None and _hash(batch) != recorded:
         sampler_of(run)  # says so if a data file has changed
         raise DataError(
             f"the batch of step {step} drawn from {sampler.sources[0].path} is not the one that {run.name} consumed: "
             f"its hash differs from the telemetry's {recorded[:16]}…; replay the step to see its own batch"
         )
+    return batch
+
+
+def _drawn(run: Run, step: int, segment: int) -> pd.DataFrame:
+    # The hash proves the batch itself; reading a large corpus for its digest would take longer and prove less.
+    sampler = sampler_of(run, verify="batch_hash" not in run.evidence(step, segment))
+    verified_batch(run, sampler, step, segment)
     rows = []
     for number, row in enumerate(sampler.provenance(step)):
         corpus = sampler.sources[row.source]

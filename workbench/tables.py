@@ -1,0 +1,81 @@
+"""The tables of `workbench batch` and `workbench whatif` for a terminal: numbers rounded, text cut to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.table import Table
+from rich.text import Text
+
+ODD_Z = 6.0  # robust standard deviations from which a row is marked: as the spike rules
+TEXT_WIDTH = 60
+
+
+def batch_tables(facts: pd.DataFrame) -> Iterator[Table]:
+    """One table a batch: the rows of `batchfacts.batch_facts`, with what is odd in each in words."""
+    for step, rows in facts.groupby("step", sort=False):
+        table = Table(title=f"Batch of step {step}", title_justify="left")
+        losses, places = rows["loss"].notna().any(), rows["source"].notna().any()
+        table.add_column("row", justify="right")
+        for name in (*(("loss", "share") if losses else ()), *(("source", "offset") if places else ()), "unlike"):
+            table.add_column(name, justify="left" if name == "source" else "right", no_wrap=True)
+        table.add_column("odd", overflow="fold")
+        if places:
+            table.add_column("text", no_wrap=True, overflow="ellipsis", max_width=TEXT_WIDTH)
+        for row in rows.to_dict("records"):
+            cells = [f"{row['row']}"]
+            cells += [_number(row["loss"], ".3f"), _number(row["share"], ".1%")] if losses else []
+            cells += [_known(row["source"]), _known(row["offset"])] if places else []
+            cells += [_number(row["outlier"], ".1f"), "; ".join(oddities(row))]
+            table.add_row(*map(Text, cells), *([Text(_known(row["text"]))] if places else []))
+        yield table
+
+
+def oddities(row: dict[str, Any]) -> list[str]:
+    """What is odd in a row, in words; empty for an ordinary one."""
+    found = []
+    if not pd.isna(row["period"]):
+        what = "1 token" if row["period"] == 1 else f"{row['period']} tokens"
+        found.append(f"{what} repeated {row['repeats']} times from token {row['position']}")
+    for name, high, low in (
+        ("distinct", "many different tokens", "few different tokens"),
+        ("compressed", "hard to compress", "easy to compress"),
+        ("log_likelihood", "common tokens", "rare tokens"),
+    ):
+        if abs(row[f"{name}_z"]) >= ODD_Z:
+            found.append(f"{high if row[f'{name}_z'] > 0 else low} (z {row[f'{name}_z']:.1f})")
+    if row["follow"] < 1:
+        found.append(f"only {row['follow']:.0%} of the targets follow the inputs")
+    if not pd.isna(row["copy_of"]):
+        found.append(f"same as row {row['copy_of']}")
+    if not pd.isna(row["seen_at"]):
+        found.append(f"also in step {row['seen_at']}")
+    return found
+
+
+def whatif_table(frame: pd.DataFrame, step: int) -> Table:
+    """The table of `whatif.table`, without its notes."""
+    table = Table(title=f"Step {step}, and what would have been", title_justify="left")
+    table.add_column("change", no_wrap=True)
+    heads = ("loss", "grad norm", "update norm", "largest update ratio")
+    for name in (*heads, "mean of next losses", "highest of next"):
+        table.add_column(name, justify="right")
+    for row in frame.to_dict("records"):
+        worst = f"{_number(row['worst_ratio'], '.3g')} {row['worst']}" if row["worst"] else "-"
+        numbers = [
+            _number(row[name], ".4f" if name == "loss" else ".4g") for name in ("loss", "grad_norm", "update_norm")
+        ]
+        following = [_number(row[name], ".4f") for name in ("next_mean", "next_max")]
+        table.add_row(*map(Text, (row["change"], *numbers, worst, *following)))
+    return table
+
+
+def _number(value: Any, form: str) -> str:
+    return "-" if pd.isna(value) else format(value, form) if np.isfinite(value) else str(value)
+
+
+def _known(value: Any) -> str:
+    return "" if pd.isna(value) else str(value)

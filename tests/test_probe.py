@@ -1,8 +1,11 @@
 """The probe measures the very step, proves it by the bits of loss and gradients, and changes nothing."""
 
+import dataclasses
+
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
+import models
 import numpy as np
 import pytest
 from helpers import advance, assert_same_state, experiment, flipped, mse, state_of, tensor_bytes
@@ -10,7 +13,8 @@ from mlx.utils import tree_flatten
 
 from workbench.bits import bits_float
 from workbench.experiment import as_batch
-from workbench.probe import measure, parameter_rows, probe
+from workbench.measure import measure, parameter_rows
+from workbench.probe import certified_probe, probe
 from workbench.snapshot import restore
 from workbench.step import Stepper, StepResult
 
@@ -181,3 +185,97 @@ def test_stepper_of_another_layer_list_probes_those_layers():
     result = stepper(batch)
     restore(job, before)
     assert [row.path for row in probe(stepper, batch, result, compiled=False).rows[:2]] == ["layers.0", "layers.3"]
+
+
+# ------------------------------------------------------------------------------------------ every model, with its watch
+
+CASES = [
+    ("transformer", {"accumulate": 3}),
+    ("transformer", {"compile": True, "accumulate": 3}),
+    ("bfloat16", {"compile": True}),
+    ("grouped", {"compile": True}),
+    ("shared", {}),
+    ("by hand", {"accumulate": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_any_model_is_certified_with_attention_and_logits_watched(name, options):
+    one = models.job(name, **options)
+    stepper, before, _, batch, result = performed(one)
+    found = certified_probe(stepper, before, batch, result)
+    assert found.certified and found.certified_forward and not found.compiled
+    assert found.forward.attention and found.forward.logits.tokens == models.ROWS * models.CTX
+    assert {one.queries for one in found.forward.attention} <= {models.ROWS * models.CTX * heads for heads in (2, 4)}
+    restore(one, before)
+    compiled = probe(stepper, batch, result, compiled=True)
+    assert compiled.certified and compiled.compiled and compiled.forward == found.forward
+
+
+@pytest.mark.parametrize("watched", [True, False])
+@pytest.mark.parametrize(("name", "options"), [*CASES, ("mlp", {})])
+def test_it_leaves_no_trace_in_classes_functions_or_the_run(name, options, watched):
+    """Cases M5 and D2: twice in a row, and the steps after are those of a run that was never probed."""
+
+    def run(probes):
+        mx.random.seed(4)
+        one = experiment(dropout=0.2) if name == "mlp" else models.job(name, **options)
+        classes = models.classes_of(one.model)
+        stepper, before, after, batch, result = performed(one)
+        for _ in range(probes):
+            restore(one, before)
+            assert probe(stepper, batch, result, compiled=False, watched=watched).certified
+            assert models.classes_of(one.model) == classes
+        restore(one, after)
+        advance(one, 2, stepper)
+        return state_of(one, 5)
+
+    probed, plain = run(2), run(0)
+    assert_same_state(probed, plain)
+    assert probed.lanes() == plain.lanes()
+
+
+def test_watching_moves_no_bit_of_what_is_measured():
+    one = models.job(compile=True)
+    stepper, before, _, batch, result = performed(one)
+    rows = []
+    for watched in (True, False):
+        restore(one, before)
+        found = probe(stepper, batch, result, compiled=False, watched=watched)
+        rows.append(found.rows)
+        assert (found.forward is not None) == watched == (found.certified_forward is not None)
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("fails", ["compiled", "eager", "all"])
+def test_where_watching_moves_bits_the_pass_is_made_once_more_without(fails, monkeypatch):
+    """As on a GPU may happen; the order is eager, compiled, compiled and not watched."""
+    one = models.job(compile=True)
+    stepper, before, _, batch, result = performed(one)
+    tried, real = [], probe
+
+    def sometimes(*arguments, compiled, watched=True):
+        tried.append((compiled, watched))
+        found = real(*arguments, compiled=compiled, watched=watched)
+        certified = {"compiled": not watched, "eager": compiled, "all": False}[fails]
+        return dataclasses.replace(found, certified=certified, certified_forward=certified if watched else None)
+
+    monkeypatch.setattr("workbench.probe.probe", sometimes)
+    found = certified_probe(stepper, before, batch, result)
+    steps = [(False, True), (True, True), (True, False)]
+    assert tried == {"compiled": steps, "eager": steps[:2], "all": steps}[fails]
+    assert found.forward.attention and len(found.forward.attention) == 2
+    expected = {"compiled": (True, True, False), "eager": (True, True, True), "all": (False, False, False)}[fails]
+    assert (found.certified, found.compiled, found.certified_forward) == expected
+
+
+def test_a_loss_under_vmap_is_probed_all_the_same():
+    def by_row(model, inputs, targets):
+        return mx.mean(mx.vmap(lambda x, y: nn.losses.cross_entropy(x, y))(model(inputs), targets))
+
+    for compiled in (False, True):
+        one = models.job(loss_fn=by_row, compile=compiled)
+        stepper, before, _, batch, result = performed(one)
+        assert probe(stepper, batch, result, compiled=compiled).forward.logits is None
+        restore(one, before)
+        assert certified_probe(stepper, before, batch, result).certified

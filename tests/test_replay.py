@@ -27,7 +27,7 @@ from helpers import (
     tree,
 )
 
-from workbench import Recorder, open_run, replay
+from workbench import Recorder, open_run, probe
 from workbench.compare import ITEMS, with_one_bit_flipped
 from workbench.errors import ExperimentError, ReplayError
 from workbench.replay import replay_steps
@@ -112,18 +112,18 @@ def test_a_probe_that_is_not_certified_is_tried_again_compiled_like_the_step(mon
     def make():
         return experiment(dropout=0.3, compile=True)
 
-    real = replay.probe
+    real = probe.probe
 
-    def eager_differs(*arguments, compiled):
-        found = real(*arguments, compiled=compiled)
+    def eager_differs(*arguments, compiled, **options):
+        found = real(*arguments, compiled=compiled, **options)
         return found if compiled else dataclasses.replace(found, certified=False)
 
     memory = remembered(make(), 3)
-    monkeypatch.setattr(replay, "probe", eager_differs)
+    monkeypatch.setattr(probe, "probe", eager_differs)
     (outcome,) = outcomes([3], memory=memory, job=make())
     assert outcome.exact and outcome.probe.certified and outcome.probe.compiled
     monkeypatch.setattr(
-        replay, "probe", lambda *a, compiled: dataclasses.replace(real(*a, compiled=False), certified=False)
+        probe, "probe", lambda *a, **options: dataclasses.replace(real(*a, compiled=False), certified=False)
     )
     (outcome,) = outcomes([3], memory=memory, job=make())
     assert outcome.exact and not outcome.probe.certified  # the probe has no say in what is exact
@@ -137,6 +137,19 @@ def test_with_and_without_a_probe_the_state_after_is_the_same(memory):
         assert_same_state(state_of(job, 4), outcome.after)  # the experiment stands at N, ready to go on
         advance(job, 2)
         assert_same_state(state_of(job, 6), memory[0][6])
+
+
+def test_a_step_that_is_not_repeated_is_exact_all_the_same_and_its_badge_says_so(memory):
+    told = []
+    found = outcomes([3, 4, 5], memory=memory, repeat=lambda step: step == 5, progress=lambda *what: told.append(what))
+    assert [outcome.gates.repeatable.verdict for outcome in found] == ["unverified", "unverified", "exact"]
+    assert found[0].gates.repeatable.explanation == "not repeated" and all(outcome.exact for outcome in found)
+    assert [what for _, _, what in told if "again" in what] == ["step 5, again, for the repeatable badge"]
+    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+    assert {total for _, total, _ in told} == {told[-1][0]}  # each piece of work was counted
+    for outcome, whole in zip(found, outcomes([3, 4, 5], memory=memory), strict=True):
+        same_outcome(outcome, whole)
+        assert outcome.updates == whole.updates and outcome.first_nonfinite is None
 
 
 def test_without_evidence_nothing_is_called_exact(memory):

@@ -13,7 +13,7 @@ import runs
 
 from workbench import open_run, session
 from workbench.environment import numeric_environment
-from workbench.errors import CheckpointError, DataError, EnvironmentMismatch, ReplayError
+from workbench.errors import CheckpointError, DataError, EnvironmentMismatch, ReplayError, RunError
 from workbench.record import Recorder
 
 
@@ -204,7 +204,7 @@ def test_the_default_device_is_as_before(path):
 
 def test_another_fingerprint_method_is_no_evidence(path):
     runs.edit_json(path / "run.json", lambda d: d.update(fingerprint="sha1"))
-    refused(path, ReplayError, "fingerprinted with sha1; this workbench has xxh3_128")
+    refused(path, RunError, "fingerprinted with sha1; this workbench has xxh3_128")
 
 
 # ---------------------------------------------------------------------------------------------------------------- data

@@ -161,7 +161,17 @@ def test_non_finite_numbers_are_null_with_their_bits(traces):
 
 def test_layers_have_one_row_a_layer_and_kind_with_the_recorded_value_beside(traces):
     frame = traces[1].layers
-    assert list(frame.columns) == ["layer", "kind", "l2", "rms", "max_abs", "nonfinite", "recorded"]
+    assert list(frame.columns) == [
+        "layer",
+        "kind",
+        "l2",
+        "rms",
+        "max_abs",
+        "mean",
+        "zero_fraction",
+        "nonfinite",
+        "recorded",
+    ]
     assert frame["layer"].tolist() == ["layers.0"] * 7 + ["layers.3"] * 7
     assert frame["kind"].tolist() == list(trace.KINDS) * 2
     logged = frame[frame["kind"].isin(["activation", "gradient", "adam_m", "adam_v"])]
@@ -179,6 +189,8 @@ def test_a_layer_s_norm_is_joint_over_its_parameters(traces):
         assert joint["l2"] == pytest.approx(np.hypot(weight["l2"], bias["l2"]), rel=1e-6)
         assert joint["rms"] == pytest.approx(np.hypot(weight["l2"], bias["l2"]) / np.sqrt(40), rel=1e-6)
         assert joint["max_abs"] == max(weight["max_abs"], bias["max_abs"])
+        for name in ("mean", "zero_fraction"):
+            assert joint[name] == pytest.approx((32 * weight[name] + 8 * bias[name]) / 40, rel=1e-6)
 
 
 def test_nan_is_a_number_in_the_tables_and_counted(traces):

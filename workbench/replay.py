@@ -14,12 +14,15 @@ from . import gates
 from .compare import Evidence, Item, compare_evidence, overall
 from .errors import ReplayError
 from .experiment import Batch, Experiment, as_batch, read_cursor
-from .observe import Observation, edit, observe
-from .probe import Probe, parameter_rows, probe
+from .measure import parameter_rows, parameter_updates
+from .measured import NonFinite, Row, Update
+from .nonfinite import first_nonfinite
+from .observe import Observation, edit, measure_alongside, observe
+from .probe import Probe, certified_probe
 from .snapshot import State, capture, first_difference, restore
 from .step import Stepper, StepResult
 from .telemetry import Edits
-from .trace import Difference, Gates, Row, difference_at
+from .trace import Difference, Gate, Gates, difference_at
 
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done; may raise to cancel
 
@@ -33,6 +36,8 @@ class Outcome:
         items: compared item by item, in execution order.
         first_difference: the earliest difference, on the way or at the step itself.
         rows: every measured tensor; empty without a probe pass.
+        updates: how each parameter was updated; empty without a probe pass.
+        first_nonfinite: None if all is finite, or without a probe pass.
     """
 
     step: int
@@ -46,6 +51,8 @@ class Outcome:
     gates: Gates
     probe: Probe | None
     rows: list[Row]
+    updates: list[Update]
+    first_nonfinite: NonFinite | None
 
     @property
     def exact(self) -> bool:
@@ -61,9 +68,11 @@ def replay_steps(
     evidence: Callable[[int], Evidence],
     *,
     layers: Sequence[str],
+    method: str | None = None,
     checkpoint: Callable[[int], State | None] = lambda step: None,
     edits: Callable[[int], Edits | None] = lambda step: None,
     with_probe: bool = True,
+    repeat: Callable[[int], bool] = lambda step: True,
     progress: Progress = lambda done, total, what: None,
 ) -> Iterator[Outcome]:
     """Replays steps of one segment from the state before the first of them or an earlier one.
@@ -74,9 +83,11 @@ def replay_steps(
         steps: ascending, all after `start.step`.
         evidence: what the run logged at a step (for `start.step`: the lanes of the state, if known).
         layers: layer paths in the run's order.
+        method: of the run's fingerprints; None: the one that costs least here.
         checkpoint: the run's own checkpoint of a step, if it has one.
         edits: what the run's loop changed in the state before a step.
         with_probe: make the probe pass.
+        repeat: whether to perform a step twice, for the repeatable gate, which is otherwise unverified.
         progress: called before each piece of work, and when a step is done.
 
     Raises:
@@ -86,11 +97,11 @@ def replay_steps(
         raise ReplayError(
             f"steps {list(steps)} can't be replayed from state {start.step}; expected ascending later steps"
         )
-    stepper = Stepper(experiment, layers)
+    stepper = measure_alongside(Stepper(experiment, layers))
     restore(experiment, start)
-    departed = _departure(evidence(start.step), {"state": start.lanes()}, start.step, "restored state", layers)
-    passes = 3 if with_probe else 2
-    total = steps[-1] - start.step + (passes - 1) * len(steps)
+    departed = _departure(evidence(start.step), {"state": start.lanes(method)}, start.step, "restored state", layers)
+    extra = {step: int(repeat(step)) + int(with_probe) for step in steps}
+    total = steps[-1] - start.step + sum(extra.values())
     done = 0
     for step in range(start.step + 1, steps[-1] + 1):
         target = step in steps
@@ -100,7 +111,7 @@ def replay_steps(
         before = capture(experiment, step - 1, read_cursor(experiment.sampler)) if target else None
         batch, cursor = _next_batch(experiment, step)
         result = stepper(batch)
-        observation = observe(stepper, batch, result, cursor)
+        observation = observe(stepper, batch, result, cursor, method)
         done += 1
         if before is None:
             departed = departed or _departure(
@@ -118,9 +129,10 @@ def replay_steps(
             checkpoint(step),
             departed,
             with_probe,
+            repeat(step),
             partial(_report, progress, done, total, step),
         )
-        done += passes - 1
+        done += extra[step]
         departed = departed or _departure(evidence(step), observation.evidence(), step, "roll-forward", stepper.layers)
 
 
@@ -161,10 +173,11 @@ def _examine(
     committed: State | None,
     departed: Difference | None,
     with_probe: bool,
+    with_repeat: bool,
     progress: Callable[[str, int], None],
 ) -> Outcome:
     """Repeats, probes and compares one performed step; leaves the experiment at state N."""
-    experiment, step = stepper.experiment, after.step
+    experiment = stepper.experiment
     replayed = dict(observation.evidence())
     recorded = dict(recorded)
     if committed is not None:
@@ -175,41 +188,42 @@ def _examine(
     if committed is not None and differing is not None:
         items["checkpoint"].detail = f"first differing tensor: {differing}"
 
-    progress("again, for the repeatable badge", 0)
-    restore(experiment, before)
-    again, cursor = _next_batch(experiment, step)
-    repeated = observe(stepper, again, stepper(again), cursor).evidence()
-    unequal = [name for name, value in repeated.items() if value != observation.evidence()[name]]
-
+    repeatable = Gate(verdict="unverified", explanation="not repeated")
+    if with_repeat:
+        progress("again, for the repeatable badge", 0)
+        repeatable = _repeated(stepper, before, observation)
     measured: Probe | None = None
+    rows: list[Row] = []
+    updates: list[Update] = []
+    broken: NonFinite | None = None
     if with_probe:
-        progress("probe pass", 1)
-        measured = _certified_probe(stepper, before, batch, result)
-    progress("compared", 2 if with_probe else 1)
+        progress("probe pass", int(with_repeat))
+        measured = certified_probe(stepper, before, batch, result)
+        rows = measured.rows + parameter_rows(before, after, result.gradients)
+        updates = parameter_updates(experiment, before, after, result)
+        broken = first_nonfinite(stepper, before, after, batch, result, rows)
+    progress("compared", int(with_repeat) + int(with_probe))
     restore(experiment, after)
     return Outcome(
-        step=step,
+        step=after.step,
         before=before,
         after=after,
         batch=batch,
         result=result,
         observation=observation,
         items=items,
-        first_difference=departed or difference_at(items, step, "step"),
-        gates=gates.shown(
-            gates.repeatable(unequal), gates.faithful(items, departed), gates.sensitive(batch, after, observation)
-        ),
+        first_difference=departed or difference_at(items, after.step, "step"),
+        gates=gates.shown(repeatable, gates.faithful(items, departed), gates.sensitive(batch, after, observation)),
         probe=measured,
-        rows=[] if measured is None else measured.rows + parameter_rows(before, after, result.gradients),
+        rows=rows,
+        updates=updates,
+        first_nonfinite=broken,
     )
 
 
-def _certified_probe(stepper: Stepper, before: State, batch: Batch, exact: StepResult) -> Probe:
-    """Eager first: it needs no compiling. Where eager bits differ (fp16 on CPU, CUDA), compiled like the run's step."""
+def _repeated(stepper: Stepper, before: State, observation: Observation) -> Gate:
+    """Performs the step once more, from the same state."""
     restore(stepper.experiment, before)
-    measured = probe(stepper, batch, exact, compiled=False)
-    if not measured.certified and stepper.experiment.options.compile:
-        restore(stepper.experiment, before)
-        compiled = probe(stepper, batch, exact, compiled=True)
-        measured = compiled if compiled.certified else measured
-    return measured
+    batch, cursor = _next_batch(stepper.experiment, before.step + 1)
+    repeated = observe(stepper, batch, stepper(batch), cursor, observation.method).evidence()
+    return gates.repeatable([name for name, value in repeated.items() if value != observation.evidence()[name]])

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +27,108 @@ from .capture import layers_of
 from .environment import PROCESS, differences, numeric_environment, on_device
 from .errors import CheckpointError, EnvironmentMismatch, ExperimentError, ReplayError
 from .experiment import Experiment, random_key, set_random_key
-from .fingerprint import METHOD
-from .host import NORMS
+from .fingerprint import known_method
 from .hyperparameters import describe_optimizer
+from .norms import method_here
 from .rebuild import rebuild
 from .replay import Outcome, Progress, replay_steps
 from .run import CHECKPOINTS, TRACES, Plan, Run
 from .snapshot import State
-from .telemetry import ARRAYS
+from .telemetry import ARRAYS, Edits
 from .trace import Gate, Trace, TraceRecord
 
 
 def replay_run(run: Run, steps: int | range, **options: Any) -> list[Trace]:
-    """See `Run.replay`. Leaves this thread's random state as it was: a training that goes on here must not notice."""
+    """See `Run.replay`."""
+    with undisturbed():
+        return _replay_run(run, steps, **options)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leaves this thread's random state as it was: a training that goes on here must not notice."""
     key = random_key()
     try:
-        return _replay_run(run, steps, **options)
+        yield
     finally:
         set_random_key(key)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a replay works on.
+
+    Attributes:
+        start: the state that the plan's checkpoint holds.
+        method: of the run's fingerprints.
+        backend: the device that recorded.
+        here: the numeric environment.
+        unlike: in what it differs from the run's.
+        notices: what the user should know.
+    """
+
+    run: Run
+    plan: Plan
+    experiment: Experiment
+    start: State
+    method: str
+    backend: str
+    here: dict[str, Any]
+    unlike: list[str]
+    notices: list[str]
+
+    def evidence(self, step: int) -> dict[str, Any]:
+        """What the run logged at a step, without the norms if they were measured in another way than ours."""
+        run, segment = self.run, self.plan.segment
+        at_start = step == self.plan.checkpoint[0]
+        found = run.state_evidence(*self.plan.checkpoint) if at_start else run.evidence(step, segment)
+        alike = run.manifest.norms_of(run.manifest.lineage(segment, step)) == method_here()
+        return found if alike else {name: found[name] for name in found if name not in ARRAYS}
+
+    def edits(self, step: int) -> Edits | None:
+        """What the run's loop changed in the state before a step."""
+        return self.run.edits(step, self.plan.segment)
+
+
+@contextmanager
+def prepared(
+    run: Run, plan: Plan, *, experiment: Experiment | None, factory: str | None, other_environment: bool
+) -> Iterator[Prepared]:
+    """On the device that recorded: environment compared, checkpoint read, experiment rebuilt and compared.
+
+    Raises:
+        EnvironmentMismatch: this machine differs from the run's and `other_environment` is not set.
+        CheckpointError, DataError, ExperimentError: the state or the experiment can't be had.
+    """
+    performed = {run.manifest.lineage(plan.segment, step) for step in range(plan.checkpoint[0] + 1, plan.steps[-1] + 1)}
+    recorded = [run.manifest.segments[segment].environment for segment in sorted(performed)]
+    method = known_method(run.manifest.fingerprint, run.path)
+    backend = recorded[-1].get("backend", "cpu")
+    with on_device(backend):
+        here = numeric_environment()
+        unlike = list(dict.fromkeys(phrase for one in recorded for phrase in differences(one, here)))
+        if unlike and not other_environment:
+            raise EnvironmentMismatch(
+                f"this machine computes differently from the one that recorded {run.name}: {'; '.join(unlike)}. Replay "
+                "where it was recorded, or go on with --other-environment (other_environment=True): the result is then "
+                "informational only."
+            )
+        try:
+            start = _checkpoint(run, *plan.checkpoint)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}. Start from an earlier one: --checkpoint STEP (checkpoint=STEP)") from error
+        if experiment is None:
+            experiment = rebuild(run.manifest, run.path, factory)
+        refuse_another(run, experiment)
+        notices = list(plan.notices)
+        between = range(plan.checkpoint[0] + 1, plan.steps[-1])
+        if missing := [step for step in between if run.line(step, plan.segment) is None]:
+            notices.append(f"not checked on the way, as the telemetry lacks their lines: steps {missing}")
+        if other := {run.manifest.norms_of(segment) for segment in performed} - {method_here()}:
+            notices.append(
+                f"the run's norms were added in another way ({', '.join(sorted(other))}): they are not compared"
+            )
+        yield Prepared(run, plan, experiment, start, method, backend, here, unlike, notices)
 
 
 def _replay_run(
@@ -59,35 +144,13 @@ def _replay_run(
     trace_dir: Path | None,
     checkpoint: int | None,
     progress: Progress,
+    whole: Callable[[int], bool] = lambda step: True,
 ) -> list[Trace]:
+    """`whole`: which steps are replayed for their own sake; others are not repeated, and their traces not written."""
     plan = run.plan(steps, segment, checkpoint=checkpoint)
-    performed = {run.manifest.lineage(plan.segment, step) for step in range(plan.checkpoint[0] + 1, plan.steps[-1] + 1)}
-    recorded = [run.manifest.segments[segment].environment for segment in sorted(performed)]
-    if run.manifest.fingerprint != METHOD:
-        raise ReplayError(f"{run.path} was fingerprinted with {run.manifest.fingerprint}; this workbench has {METHOD}")
-    with on_device(recorded[-1].get("backend", "cpu")):
-        here = numeric_environment()
-        unlike = list(dict.fromkeys(phrase for one in recorded for phrase in differences(one, here)))
-        if unlike and not other_environment:
-            raise EnvironmentMismatch(
-                f"this machine computes differently from the one that recorded {run.name}: {'; '.join(unlike)}. Replay "
-                "where it was recorded, or go on with --other-environment (other_environment=True): the result is then "
-                "informational only."
-            )
-        try:
-            start = _checkpoint(run, *plan.checkpoint)
-        except CheckpointError as error:
-            raise CheckpointError(f"{error}. Start from an earlier one: --checkpoint STEP (checkpoint=STEP)") from error
-        child = None if experiment is not None else _Child(run, plan, factory, other_environment, checkpoint)
-        if experiment is None:
-            experiment = rebuild(run.manifest, run.path, factory)
-        refuse_another(run, experiment)
-        notices, damaged, reported = list(plan.notices), set[int](), (0, 1)
-        between = range(plan.checkpoint[0] + 1, plan.steps[-1])
-        if missing := [step for step in between if run.line(step, plan.segment) is None]:
-            notices.append(f"not checked on the way, as the telemetry lacks their lines: steps {missing}")
-        if run.manifest.norms != NORMS:
-            notices.append(f"the run's norms were added in another way ({run.manifest.norms}): they are not compared")
+    child = None if experiment is not None else _Child(run, plan, factory, other_environment, checkpoint)
+    with prepared(run, plan, experiment=experiment, factory=factory, other_environment=other_environment) as ready:
+        notices, damaged, reported = ready.notices, set[int](), (0, 1)
 
         def report(done: int, total: int, what: str) -> None:
             nonlocal reported
@@ -95,35 +158,34 @@ def _replay_run(
             progress(done, total, what)
 
         outcomes = replay_steps(
-            experiment,
-            start,
+            ready.experiment,
+            ready.start,
             plan.steps,
-            lambda step: _evidence(run, step, plan.segment),
+            ready.evidence,
             layers=run.manifest.layers,
-            edits=lambda step: run.edits(step, plan.segment),
+            method=ready.method,
+            edits=ready.edits,
             checkpoint=lambda step: _checkpoint_of(run, step, plan.segment, notices, damaged),
             with_probe=with_probe,
+            repeat=whole,
             progress=report,
         )
         traces, began = [], time.perf_counter()
         for outcome in outcomes:
             if outcome.step in damaged:
                 outcome.items["checkpoint"].detail = "it is damaged"
-            outcome = _with_other_process(
-                run, plan, outcome, child, fresh_process, lambda what: progress(*reported, what)
+            if whole(outcome.step):
+                outcome = _with_other_process(
+                    run, plan, outcome, child, fresh_process, lambda what: progress(*reported, what)
+                )
+            record = _record(
+                run, plan, outcome, ready.experiment, ready.here, ready.unlike, time.perf_counter() - began
             )
-            record = _record(run, plan, outcome, experiment, here, unlike, time.perf_counter() - began)
-            path, where = _write(record, trace_dir, run)
+            path, where = _write(record, trace_dir, run) if whole(outcome.step) else (None, [])
             batch = tuple(np.array(array) for array in outcome.batch)
             traces.append(Trace(record, path, batch, notices + where))
             began = time.perf_counter()
     return traces
-
-
-def _evidence(run: Run, step: int, segment: int) -> dict[str, Any]:
-    """What the run logged, without the norms if they were measured in another way than ours."""
-    found = run.evidence(step, segment)
-    return found if run.manifest.norms == NORMS else {name: found[name] for name in found if name not in ARRAYS}
 
 
 def _checkpoint(run: Run, step: int, segment: int) -> State:
@@ -235,6 +297,7 @@ def _record(
     run: Run, plan: Plan, outcome: Outcome, experiment: Experiment, here: dict, unlike: list[str], seconds: float
 ) -> TraceRecord:
     row_loss, token_loss = _token_losses(outcome)
+    forward = None if outcome.probe is None else outcome.probe.forward
     return msgspec.convert(
         outcome.observation.fields()
         | {
@@ -251,6 +314,12 @@ def _record(
             "rows": outcome.rows,
             "row_loss": row_loss,
             "token_loss": token_loss,
+            "targets": _targets(run, outcome),
+            "updates": outcome.updates,
+            "attention": None if forward is None else forward.attention,
+            "logits": None if forward is None else forward.logits,
+            "certified_forward": None if outcome.probe is None else outcome.probe.certified_forward,
+            "first_nonfinite": outcome.first_nonfinite,
             "checkpoint": plan.checkpoint[0],
             "rolled": outcome.step - 1 - plan.checkpoint[0],
             "environment": here,
@@ -272,11 +341,26 @@ def _token_losses(outcome: Outcome) -> tuple[list[float | None] | None, list[lis
     return rows, [[json_float(value) for value in row] for row in table]
 
 
+def _targets(run: Run, outcome: Outcome) -> int | None:
+    """As the loss function's extras or weights say; of the built-in trainer, the targets that are a token."""
+    if run.manifest.rebuild.get("kind") == "trainer":
+        return int(np.count_nonzero(np.asarray(outcome.batch[1]) >= 0))
+    forward = None if outcome.probe is None else outcome.probe.forward
+    return None if forward is None else forward.targets
+
+
 def _write(record: TraceRecord, trace_dir: Path | None, run: Run) -> tuple[Path, list[str]]:
+    folder, notices = traces_folder(run, trace_dir)
+    return trace.write(record, folder), notices
+
+
+def traces_folder(run: Run, trace_dir: Path | None) -> tuple[Path, list[str]]:
+    """Where traces go: `trace_dir` if given, else the run's own folder, or the user's cache if that can't be written;
+    and what the user should know of it."""
     if trace_dir is not None:
-        return trace.write(record, trace_dir), []
+        return trace_dir, []
     folder = run.path / TRACES
     if os.access(folder if folder.exists() else run.path, os.W_OK):
-        return trace.write(record, folder), []
+        return folder, []
     cache = Path(platformdirs.user_cache_dir("spike-workbench")) / "traces" / run.manifest.run
-    return trace.write(record, cache), [f"{run.path} is read-only; the trace is in {cache}"]
+    return cache, [f"{run.path} is read-only; the trace is in {cache}"]

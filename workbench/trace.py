@@ -15,10 +15,14 @@ import numpy as np
 import pandas as pd
 from msgspec import UNSET, UnsetType
 
-from .bits import array_bits, bits_float
+from . import trace_tables
+from .bits import bits_float
 from .compare import ITEMS, Item, Verdict, mismatches
 from .errors import WorkbenchError
 from .files import pretty_json, write_atomic
+from .findings import findings
+from .measured import Attention, Logits, NonFinite, Row, Update
+from .trace_tables import KINDS as KINDS
 
 VERSION = 1
 BADGE_MARKS = {"exact": "✓", "mismatch": "✗", "within tolerance": "≈", "unverified": "?"}
@@ -29,24 +33,6 @@ BADGE_COLOURS = {
     "within tolerance": ("#E69F00", "black"),
     "unverified": ("#5F5F5F", "white"),
 }
-
-
-class Row(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One measured tensor. Norms are float32 as JSON numbers, null if not finite (then `l2_bits` has the bits)."""
-
-    path: str  # of a parameter, or of a layer for activations (`path#k`: its call number k)
-    kind: str
-    dtype: str
-    size: int  # elements
-    l2: float | None
-    rms: float | None
-    max_abs: float | None  # over finite elements; null if there are none
-    nonfinite: int  # NaN or inf elements
-    l2_bits: str | None = None
-
-    def norm(self) -> float:
-        """L2 as a number that may be NaN or inf."""
-        return float(bits_float(self.l2_bits)) if self.l2_bits else float("nan") if self.l2 is None else self.l2
 
 
 class Gate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +91,12 @@ class TraceRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     rows: list[Row] = []
     row_loss: list[float | None] | None = None  # summed loss of each row of the batch
     token_loss: list[list[float | None]] | None = None
+    targets: int | None = None  # tokens that count in the loss; null: not known
+    updates: list[Update] = []  # one a trainable parameter
+    attention: list[Attention] | None = None  # in execution order; null: not measured, empty: no call was seen
+    logits: Logits | None = None  # null: not measured, or no logits were seen on their way into the loss
+    certified_forward: bool | None = None  # as `certified_probe`, of attention and logits
+    first_nonfinite: NonFinite | None = None  # null: all finite, or no probe pass was made
     checkpoint: int  # step of the checkpoint that was restored
     rolled: int  # steps rolled forward from it to state N-1
     environment: dict[str, Any]
@@ -162,22 +154,35 @@ class Trace:
 
     @property
     def layers(self) -> pd.DataFrame:
-        """One row a layer and kind: layer, kind, l2, rms, max_abs, nonfinite, recorded.
+        """One row a layer and kind: layer, kind, l2, rms, max_abs, mean, zero_fraction, nonfinite, recorded.
 
         `l2` of activation, gradient, adam_m and adam_v is what the exact pass logged; `recorded` is the run's own value
         (NaN: not recorded, or undefined). A layer with several parameters has their joint norm.
         """
-        return _layer_table(self.record)
+        return trace_tables.layers(self.record)
 
     @property
     def parameters(self) -> pd.DataFrame:
-        """One row a measured tensor: path, kind, dtype, size, l2, rms, max_abs, nonfinite."""
-        rows = [
-            {"path": r.path, "kind": r.kind, "dtype": r.dtype, "size": r.size, "l2": r.norm()}
-            | {"rms": _nan(r.rms), "max_abs": _nan(r.max_abs), "nonfinite": r.nonfinite}
-            for r in self.record.rows
-        ]
-        return pd.DataFrame(rows, columns=["path", "kind", "dtype", "size", "l2", "rms", "max_abs", "nonfinite"])
+        """One row a measured tensor: path, kind, dtype, size, l2, rms, max_abs, mean, zero_fraction, nonfinite."""
+        return trace_tables.parameters(self.record)
+
+    @property
+    def updates(self) -> pd.DataFrame:
+        """One row a trainable parameter: path, dtype, ratio, cosine, staleness_rms, eps_fraction, stuck_fraction.
+
+        NaN where a quantity is undefined, as the second moment's for an optimizer without one. See
+        `workbench.quantities`.
+        """
+        return trace_tables.updates(self.record)
+
+    @property
+    def attention(self) -> pd.DataFrame:
+        """One row an attention call and head: path, call, head, logit_max, entropy (nats), source.
+
+        Empty without a probe pass, and where no call of `mx.fast.scaled_dot_product_attention` or softmax over the last
+        of four axes was seen.
+        """
+        return trace_tables.attention(self.record)
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -185,14 +190,11 @@ class Trace:
 
         Rows whose loss is not finite come first; shares are then of the sum of the others.
         """
-        if self.record.row_loss is None:
-            return pd.DataFrame({"row": [], "loss": [], "share": []})
-        sums = np.array([_nan(value) for value in self.record.row_loss])
-        tokens = [len(row) for row in self.record.token_loss or [[0]] * len(sums)]
-        frame = pd.DataFrame(
-            {"row": range(len(sums)), "loss": sums / np.maximum(tokens, 1), "share": sums / np.nansum(sums)}
-        )
-        return frame.sort_values("share", ascending=False, kind="stable", na_position="first", ignore_index=True)
+        return trace_tables.rows(self.record)
+
+    def findings(self) -> list[str]:
+        """What stands out in this step, a sentence each; see `workbench.findings`."""
+        return findings(self.record)
 
     def badges(self) -> list[tuple[str, Verdict, str]]:
         """Name, verdict and explanation of the three gates."""
@@ -237,61 +239,12 @@ class Trace:
         silent = [f"{name} ({i.detail})" for name, i in _ordered(self.record.items) if i.verdict == "unverified"]
         rest = f"<p>Not compared: {html.escape(', '.join(silent))}.</p>" if silent else ""
         table = f"<table><tr><th>item</th><th>verdict</th><th>detail</th></tr>{bad}</table>" if bad else ""
-        return f"<div><p>{badges}</p><p>{html.escape(self.sentence())}</p>{table}{rest}</div>"
+        found = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.findings())
+        return f"<div><p>{badges}</p><p>{html.escape(self.sentence())}</p>{found}{table}{rest}</div>"
 
 
 def _ordered(items: Mapping[str, Item]) -> list[tuple[str, Item]]:
     return [(name, items[name]) for name in ITEMS if name in items]
-
-
-def _nan(value: float | None) -> float:
-    return float("nan") if value is None else value
-
-
-_ARRAY_OF = {
-    "activation": "per_layer_act_norms",
-    "gradient": "per_layer_grad_norms",
-    "adam_m": "adam_m_norms",
-    "adam_v": "adam_v_norms",
-}
-KINDS = ("activation", "activation_gradient", "gradient", "weight", "adam_m", "adam_v", "update")
-
-
-def _layer_table(record: TraceRecord) -> pd.DataFrame:
-    by_key = {(row.path, row.kind): row for row in record.rows}
-    rows = []
-    for index, layer in enumerate(record.layers):
-        for kind in KINDS:
-            if kind.startswith("activation"):
-                calls = [row for row in record.rows if row.kind == kind and row.path.partition("#")[0] == layer]
-                members = calls[-1:]
-            else:
-                members = [by_key[path, kind] for path in record.owned[layer] if (path, kind) in by_key]
-            array = _ARRAY_OF.get(kind)
-            own = None if array is None else _array(record, array)[index]
-            if own is None and not members:
-                continue
-            squares = sum(row.norm() ** 2 for row in members)
-            size = sum(row.size for row in members)
-            recorded = None if array is None else record.items[array].recorded
-            logged = recorded[index] if isinstance(recorded, list) and index < len(recorded) else None
-            rows.append(
-                {
-                    "layer": layer,
-                    "kind": kind,
-                    "l2": float(np.sqrt(squares)) if own is None else float(bits_float(own)),
-                    "rms": float(np.sqrt(squares / size)) if size else float("nan"),
-                    "max_abs": max((_nan(row.max_abs) for row in members), default=float("nan")),
-                    "nonfinite": sum(row.nonfinite for row in members),
-                    "recorded": float("nan") if logged is None else float(bits_float(logged)),
-                }
-            )
-    return pd.DataFrame(rows, columns=["layer", "kind", "l2", "rms", "max_abs", "nonfinite", "recorded"])
-
-
-def _array(record: TraceRecord, name: str) -> list[str | None]:
-    bits = getattr(record, f"{name}_bits")
-    return array_bits(getattr(record, name), None if bits is UNSET else bits)
 
 
 def difference_at(

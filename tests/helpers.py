@@ -20,9 +20,10 @@ from workbench.host import raw_views
 from workbench.manifest import DataFile
 from workbench.model import ModelConfig
 from workbench.observe import observe
+from workbench.recipe import TrainConfig
 from workbench.schedule import ScheduleConfig
 from workbench.step import Stepper
-from workbench.train import TrainConfig, train
+from workbench.train import train
 from workbench.training import Quiet
 
 # -------------------------------------------------------------------------------------------------- a loop of one's own

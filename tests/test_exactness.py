@@ -37,9 +37,10 @@ from workbench.corpus import Corpus
 from workbench.experiment import as_batch, state_arrays
 from workbench.prefetch import Prefetcher
 from workbench.rebuild import rebuild
+from workbench.recipe import build
 from workbench.replay import replay_steps
 from workbench.step import Stepper
-from workbench.train import build, train
+from workbench.train import train
 from workbench.training import Quiet
 
 STEPS = 16  # checkpoints 0, 7, 14 and 16

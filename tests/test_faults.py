@@ -1,6 +1,5 @@
 """Planted spikes: exactly where they were asked for, and invisible to replay."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -10,14 +9,13 @@ import numpy as np
 import pytest
 import runs
 
-from workbench import open_run
+from workbench import faults, open_run
 from workbench.corpus import Corpus
 from workbench.errors import DataError, ExperimentError, WorkbenchError
-from workbench.faults import Fault, parse, plant
+from workbench.faults import KINDS, Fault, parse, table
 from workbench.training import train_run
 
 AT, STEPS = 30, 33
-SETTINGS = {"batch": 4, "ctx": 16, "vocabulary": 256, "suffix": ".bytes", "seed": 3}
 
 
 @pytest.mark.parametrize(
@@ -25,6 +23,8 @@ SETTINGS = {"batch": 4, "ctx": 16, "vocabulary": 256, "suffix": ".bytes", "seed"
     [
         ("garbage@40", Fault("garbage", 40, {})),
         ("garbage@1:rows=2", Fault("garbage", 1, {"rows": "2"})),
+        ("beta2@1", Fault("beta2", 1, {})),
+        ("lr@7:factor=1e3,until=end", Fault("lr", 7, {"factor": "1e3", "until": "end"})),
     ],
 )
 def test_parse(text, fault):
@@ -44,6 +44,9 @@ def test_parse(text, fault):
         ("earthquake@4", ("'earthquake' is unknown", "garbage")),
         ("garbage@4:colour=red", ("no key 'colour'", "rows")),
         ("garbage@0", ("step 0", "counted from 1")),
+        ("no-clip@4:rows=1", ("no key 'rows'", "expected none")),
+        ("eps@4", ("step 4", "whole run", "eps@1")),
+        ("v-scaled@1", ("step 1", "2 or more")),
     ],
 )
 def test_malformed_faults_are_named(text, words):
@@ -52,36 +55,18 @@ def test_malformed_faults_are_named(text, words):
     assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
 
 
-@pytest.mark.parametrize("rows", ["0", "5", "-1", "x", "", "1.5", "²"])
-def test_rows_out_of_range(tmp_path, rows):
-    with pytest.raises(ExperimentError, match=f"garbage@4 has rows={rows}; expected 1 to 4"):
-        plant([Fault("garbage", 4, {"rows": rows})], tmp_path, **SETTINGS)
-    assert list(tmp_path.iterdir()) == []
+def test_the_table_is_the_one_in_the_documentation():
+    lines = [line for line in faults.__doc__.splitlines() if line.startswith("    ")]
+    start = next(number for number, line in enumerate(lines) if line.split()[:2] == ["fault", "keys"])
+    written = [" ".join(line.split()) for line in lines[start + 1 : start + 1 + len(KINDS)]]
+    columns = ["fault", "keys", "applied", "replay", "verdict"]
+    assert written == [" ".join(" ".join(row).split()) for row in table()[columns].itertuples(index=False)]
 
 
-@pytest.mark.parametrize("suffix", [".bytes", ".bin"])
-def test_garbage_is_a_data_file_of_the_runs_kind(tmp_path, suffix):
-    settings = SETTINGS | {"suffix": suffix, "vocabulary": 300 if suffix == ".bin" else 200}
-    planted = plant([parse("garbage@4:rows=2"), parse("garbage@6")], tmp_path, **settings)
-    assert [path.name for path in planted.files] == [f"1{suffix}", f"2{suffix}"]
-    for path, rows in zip(planted.files, (2, 4), strict=True):
-        corpus = Corpus.open(path)
-        assert corpus.kind == ("uint16" if suffix == ".bin" else "bytes") and len(corpus) == rows * 17
-        assert corpus.tokens.max() < settings["vocabulary"]
-    first, second = planted.substitutions
-    assert (first.step, first.rows, first.source, first.offsets) == (4, (1, 2), 1, (0, 17))  # amid the batch
-    assert (second.step, second.rows, second.source) == (6, (0, 1, 2, 3), 2)
-    again = plant([parse("garbage@4:rows=2"), parse("garbage@6")], tmp_path / "again", **settings)
-    assert [path.read_bytes() for path in again.files] == [path.read_bytes() for path in planted.files]
-    assert planted.files[0].read_bytes() != planted.files[1].read_bytes()[: planted.files[0].stat().st_size]
-
-
-def test_labels_say_what_was_planted(tmp_path):
-    plant([parse("garbage@4:rows=1")], tmp_path, **SETTINGS)
-    (label,) = json.loads((tmp_path / "planted.json").read_text())
-    assert label == {"fault": "garbage", "step": 4, "rows": [1], "expected_verdict": "data"}
-    plant([], tmp_path / "none", **SETTINGS)
-    assert not (tmp_path / "none").exists()
+def test_the_command_prints_the_table():
+    said = runs.here("faults")
+    assert said.code == 0 and [line.split()[0] for line in said.out.splitlines()] == ["fault", *KINDS]
+    assert runs.strict(runs.here("faults", "--json").out) == table().to_dict("records")
 
 
 # ------------------------------------------------------------------------------------------------------------ in a run

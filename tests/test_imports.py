@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "workbench"
-LIGHT = ("telemetry", "trace", "compare", "spikes", "plots", "run", "manifest", "cli", "bits", "files", "errors")
+LIGHT = (
+    *("telemetry", "trace", "compare", "spikes", "plots", "run", "manifest", "cli", "bits", "files", "errors"),
+    *("changes", "rowfacts", "batchfacts", "traces", "whatif"),
+    *("paired", "logged", "ladder"),
+    *("quantities", "summary", "measured", "trace_tables", "findings", "neighbours", "context_tables", "heatmap"),
+)
 CORE = (
     "step",
     "snapshot",
@@ -21,8 +26,18 @@ CORE = (
     "gates",
     "probe",
     "compare",
+    "attempt",
+    "effect",
+    "intervene",
+    "difference",
+    "tensors",
+    "ways",
+    *("measure", "second_moment", "attention", "watch", "nonfinite"),
+    "state_edits",
 )
 ABOVE = {"model", "data", "train", "training", "faults", "cli", "demo", "lab", "run", "record", "session", "manifest"}
+ABOVE |= {"context", "neighbours"}
+ABOVE |= {"alterations", "recipe", "planting", "planters", "saboteur", "seams", "forks", "forking"}
 SCREEN = {"ipywidgets", "matplotlib", "IPython", "rich", "click"}
 
 
@@ -50,7 +65,8 @@ def test_asking_for_help_loads_little():
 
 def test_public_names_of_reading_import_no_mlx():
     loaded = loaded_after(
-        "from workbench import open_run, list_runs, find_spikes, Run, Trace, SpikeSettings, WorkbenchError"
+        "from workbench import open_run, list_runs, find_spikes, compare_runs\n"
+        "from workbench import Run, Trace, SpikeSettings, WorkbenchError"
     )
     assert "mlx" not in loaded
 
@@ -68,6 +84,17 @@ def test_looking_at_a_run_imports_no_mlx():
         "try:\n    main(standalone_mode=False)\nexcept SystemExit:\n    pass\nprint()"
     )
     assert "mlx" not in loaded and "click" in loaded
+
+
+def test_comparing_runs_imports_no_mlx():
+    import runs
+
+    path = str(runs.recorded_read_only())
+    loaded = loaded_after(
+        f"from workbench import compare_runs; found = compare_runs({path!r}, {path!r})\n"
+        "found.to_json(), found._repr_html_(), found.figure()"
+    )
+    assert "mlx" not in loaded and "matplotlib" in loaded
 
 
 @pytest.mark.parametrize("name", ["Recorder", "Experiment", "train_run"])
@@ -130,14 +157,21 @@ def test_the_core_knows_no_model_data_trainer_folder_or_screen(module):
     assert own & ABOVE == set() and others & SCREEN == set()
 
 
-@pytest.mark.parametrize("module", ["model", "data", "schedule", "spikes", "faults"])
+@pytest.mark.parametrize("module", ["model", "data", "schedule", "spikes", "faults", "alterations"])
 def test_what_stands_beside_the_core_knows_it_not(module):
     own, others = reach(module)
     assert own & {"step", "replay", "snapshot", "record", "session", "run", "train", "cli"} == set()
     assert others & SCREEN == set()
 
 
-@pytest.mark.parametrize("module", ["data", "spikes", "telemetry", "manifest", "trace", "plots", "compare"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("data", "spikes", "telemetry", "manifest", "trace", "plots", "compare", "changes", "rowfacts", "traces"),
+        *("difference", "ladder", "knobs", "comparison", "pair_figure"),
+        *("alterations", "faults", "seams"),
+    ],
+)
 def test_without_mlx_all_the_way_down(module):
     assert "mlx" not in reach(module)[1]
 

@@ -19,7 +19,9 @@ from workbench.model import (
     generate,
     init_weights,
     loss,
+    masked_loss,
     parameter_count,
+    parameter_shapes,
     token_losses,
 )
 
@@ -434,3 +436,44 @@ def test_bad_sampling_requests_get_a_sentence(tokens, count, temperature, senten
     model = build_model(ModelConfig(**SMALL), 0)
     with pytest.raises(ExperimentError, match=sentence):
         generate(model, tokens, count, temperature=temperature, key=mx.random.key(0))
+
+
+# ------------------------------------------------------------------------------------------------------- masked targets
+
+
+def test_masked_loss_is_the_mean_of_the_targets_that_count():
+    model, tokens = strong_model(), random_tokens((3, 9))
+    targets = np.array(random_tokens((3, 9), seed=1))
+    ignored = np.random.default_rng(2).random((3, 9)) < 0.4
+    found, extras = masked_loss(model, tokens, mx.array(np.where(ignored, -1, targets)))
+    every = np.array(token_losses(model, tokens, mx.array(targets)))
+    assert found.item() == pytest.approx(every[~ignored].mean(dtype=np.float64), rel=1e-6)
+    assert np.array_equal(np.array(extras["token_loss"]), np.where(ignored, 0, every))
+
+
+def test_ignored_targets_have_no_gradient():
+    model, tokens = strong_model(), random_tokens((2, 9))
+    targets = np.array(random_tokens((2, 9), seed=1))
+    targets[1] = -1
+
+    def gradient(*batch):
+        return dict(tree_flatten(nn.value_and_grad(model, masked_loss)(model, *batch)[1]))
+
+    both, alone = gradient(tokens, mx.array(targets)), gradient(tokens[:1], mx.array(targets[:1]))
+    for path in alone:
+        np.testing.assert_allclose(np.array(both[path]), np.array(alone[path]), rtol=1e-4, atol=1e-6)
+
+
+def test_where_no_target_counts_loss_and_gradients_are_nan():
+    model, tokens = build_model(ModelConfig(**SMALL), 0), random_tokens((2, 9))
+    (found, _), gradients = nn.value_and_grad(model, masked_loss)(model, tokens, mx.full((2, 9), -1, mx.int32))
+    assert math.isnan(found.item())
+    assert all(np.isnan(np.array(gradient)).all() for _, gradient in tree_flatten(gradients) if gradient.ndim == 1)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameter_shapes_are_those_of_the_model(tied):
+    config = ModelConfig(**SMALL, tied=tied, mlp=3)
+    shapes = {path: weight.shape for path, weight in parameters(Transformer(config)).items()}
+    assert parameter_shapes(config) == shapes
+    assert sum(math.prod(shape) for shape in shapes.values()) == parameter_count(config)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from workbench.errors import ExperimentError
-from workbench.schedule import MAX_STEPS, ScheduleConfig, lr_at, make_schedule
+from workbench.schedule import MAX_STEPS, RateChange, ScheduleConfig, lr_at, make_schedule
 
 STEPS = 100
 CONFIGS = [
@@ -174,3 +174,55 @@ def test_bad_settings_get_a_sentence(settings, sentence):
 def test_step_zero_has_no_rate():
     with pytest.raises(ExperimentError, match="step 0 has no learning rate; steps count updates from 1"):
         lr_at(ScheduleConfig(steps=10), 0)
+
+
+# ------------------------------------------------------------------------------------------------------------- changes
+
+
+@pytest.mark.parametrize("config", CONFIGS[2:9], ids=repr)
+def test_changes_hold_from_their_first_step_to_their_last(config):
+    plain = [lr_at(config, step) for step in range(1, STEPS + 21)]
+    changes = (
+        RateChange(step=11, factor=30.0, until=11),
+        RateChange(step=20, factor=0.5),
+        RateChange(step=40, rate=1e-5, until=44),
+        RateChange(step=43, factor=2.0, until=43),
+    )
+    changed = msgspec.structs.replace(config, changes=changes)
+
+    def expected(step):
+        rate = plain[step - 1] * (30 if step == 11 else 1) * (0.5 if step >= 20 else 1)
+        rate = 1e-5 if 40 <= step <= 44 else rate
+        return rate * (2 if step == 43 else 1)
+
+    wanted = [expected(step) for step in range(1, STEPS + 21)]
+    assert [lr_at(changed, step) for step in range(1, STEPS + 21)] == pytest.approx(wanted, rel=1e-15)
+    np.testing.assert_allclose(rates(changed, STEPS + 20), wanted, rtol=FLOAT32_ROUNDING, atol=0)
+    untouched = [step - 1 for step in range(1, 20) if step != 11]
+    assert np.array_equal(rates(changed, STEPS)[untouched], rates(config, STEPS)[untouched])
+
+
+def test_a_changed_schedule_round_trips_and_an_old_manifest_has_none():
+    config = ScheduleConfig(steps=10, changes=(RateChange(step=3, factor=2.0), RateChange(step=5, rate=0.0, until=6)))
+    assert msgspec.json.decode(msgspec.json.encode(config), type=ScheduleConfig) == config
+    assert msgspec.convert({"steps": 10}, ScheduleConfig).changes == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"step": 0, "factor": 1.0}, ("step 0", "from 1")),
+        ({"step": True, "factor": 1.0}, ("step True",)),
+        ({"step": 5, "until": 4, "factor": 1.0}, ("until 4", "that step or a later")),
+        ({"step": 5}, ("None", "one of them")),
+        ({"step": 5, "factor": 1.0, "rate": 1.0}, ("1.0", "one of them")),
+        ({"step": 5, "factor": -1.0}, ("-1.0", "from 0")),
+        ({"step": 5, "rate": math.inf}, ("inf",)),
+        ({"step": 5, "factor": math.nan}, ("nan",)),
+        ({"step": 5, "factor": "2"}, ("'2'",)),
+    ],
+)
+def test_changes_that_can_not_be_are_named(change, words):
+    with pytest.raises(ExperimentError) as caught:
+        RateChange(**change)
+    assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)

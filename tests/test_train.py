@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import runs
 
-from workbench import open_run, snapshot, train
+from workbench import open_run, recipe, snapshot
 from workbench.corpus import Corpus
 from workbench.data import split_point, validation_batches
 from workbench.errors import ExperimentError
 from workbench.model import token_losses
-from workbench.train import AdamWConfig, Interrupted, TrainConfig, build, config_from
+from workbench.recipe import AdamWConfig, TrainConfig, build, config_from
+from workbench.train import VALIDATION_BATCHES, Interrupted
 from workbench.training import Quiet, fresh, train_run
 
 CONSTANT = runs.SMALL | {"lr_schedule": "constant", "warmup": 2, "device": "cpu", "save_every": 4}
@@ -208,7 +209,7 @@ def test_validation_is_the_mean_loss_of_the_held_out_tail(tmp_path):
     snapshot.restore(experiment, snapshot.read(run.path / "checkpoints", 4, 0))
     corpus = Corpus.open(runs.corpus())
     experiment.model.eval()
-    batches = validation_batches(corpus, 4, 16, split_point(len(corpus), 0.2, 16), None, train.VALIDATION_BATCHES)
+    batches = validation_batches(corpus, 4, 16, split_point(len(corpus), 0.2, 16), None, VALIDATION_BATCHES)
     losses = [mx.mean(token_losses(experiment.model, *(mx.array(a) for a in batch))).item() for batch in batches]
     assert loss == np.mean(losses, dtype=np.float64)
     start = Corpus.open(runs.corpus()).decode(corpus.tokens[:8])
@@ -258,7 +259,7 @@ def test_an_interrupt_after_a_step_saves_it_and_resumes_to_the_same_bits(tmp_pat
 
 def interrupt_within_step(monkeypatch, at, times):
     """The signal comes while step `at` computes its loss; the step is not compiled, so that this runs every step."""
-    real, calls = train.loss, []
+    real, calls = recipe.loss, []
 
     def loss(*arguments):
         calls.append(1)
@@ -267,7 +268,7 @@ def interrupt_within_step(monkeypatch, at, times):
                 signal.raise_signal(signal.SIGINT)
         return real(*arguments)
 
-    monkeypatch.setattr(train, "loss", loss)
+    monkeypatch.setattr(recipe, "loss", loss)
 
 
 def test_an_interrupt_within_a_step_lets_it_finish(tmp_path, monkeypatch):

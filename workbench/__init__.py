@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from .errors import WorkbenchError as WorkbenchError
     from .experiment import Experiment as Experiment
     from .experiment import StepOptions as StepOptions
+    from .forking import fork as fork
+    from .forks import fork_point as fork_point
+    from .paired import compare_runs as compare_runs
     from .panel import Panel as Panel
     from .record import Recorder as Recorder
     from .run import Run as Run
     from .run import list_runs as list_runs
     from .run import open_run as open_run
+    from .scene import Scene as Scene
     from .spikes import SpikeSettings as SpikeSettings
     from .spikes import find_spikes as find_spikes
     from .trace import Trace as Trace
@@ -35,11 +39,15 @@ _HOMES = {
     "WorkbenchError": "errors",
     "Experiment": "experiment",
     "StepOptions": "experiment",
+    "fork": "forking",
+    "fork_point": "forks",
+    "compare_runs": "paired",
     "Panel": "panel",
     "Recorder": "record",
     "Run": "run",
     "list_runs": "run",
     "open_run": "run",
+    "Scene": "scene",
     "SpikeSettings": "spikes",
     "find_spikes": "spikes",
     "Trace": "trace",

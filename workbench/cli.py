@@ -130,12 +130,19 @@ _RUNNING = _options(
         default=None,
         help="On a GPU: gradients that repeat bit for bit. [default: on]",
     ),
-    click.option("--fault", "faults", multiple=True, help="Plant a spike: garbage@N, or garbage@N:rows=1."),
+    click.option("--fault", "faults", multiple=True, help="Plant a spike: garbage@N:rows=1. See `workbench faults`."),
+)
+_FORK = _options(
+    click.option("--fork", type=click.Path(path_type=Path), help="Start a new run from a state of this one …"),
+    click.option("--from", "from_", help="… after this step (200, or 200.s1 for that of segment 1) …"),
+    click.option("--skip-batch", type=int, multiple=True, help="… without the batch of this step …"),
+    click.option("--set", "set_", multiple=True, help="… with this changed: lr=0.5x, clip=off, reset=m,v, eps=1e-6."),
 )
 _RECORDING = _options(
     click.option("--save-every", type=int, help="Steps between checkpoints; 0: first and last only. [default: 100]"),
     click.option("--keep-last", type=int, help="Thin checkpoints: keep the last K …"),
     click.option("--keep-every", type=int, help="… and those of every M-th step. [default: keep all]"),
+    click.option("--black-box", type=int, help="Spikes whose state before them is saved; 0: none. [default: 8]"),
     click.option("--spike-factor", type=float, help="[default: 3.0]"),
     click.option("--spike-window", type=int, help="[default: 50]"),
     click.option("--no-spike-detect", is_flag=True, help="Do not look for spikes."),
@@ -149,6 +156,7 @@ _RECORDING = _options(
 @click.option("--steps", type=int, help="Optimizer updates.")
 @click.option("--out", type=click.Path(path_type=Path), help="The run's folder.")
 @click.option("--resume", is_flag=False, flag_value="last", help="Go on from the last checkpoint, or that of a step.")
+@_FORK
 @_SHAPE
 @_OPTIMIZER
 @_SCHEDULE
@@ -170,7 +178,12 @@ def train(**given: Any) -> None:
         return
     from . import training
 
-    job = training.resumed(given) if given["resume"] is not None else training.fresh(given)
+    if given["fork"] is not None:
+        from .forking import forked
+
+        job = forked(given)
+    else:
+        job = training.resumed(given) if given["resume"] is not None else training.fresh(given)
     end = job.config.schedule.steps
     if job.config.steps > end and job.config.schedule.kind != "constant":
         click.echo(f"The schedule ends at step {end}; the learning rate stays at its minimum from there.", err=True)
@@ -243,6 +256,7 @@ class _Progress:
 @click.option(
     "--fresh-process/--no-fresh-process", default=None, help="Repeat in a new process. [default: if in doubt]"
 )
+@click.option("--context", type=click.IntRange(1), help="Also replay this many steps before it, and compare. Say: 8.")
 def replay(run: Path, step: str, as_json: bool, **options: Any) -> None:
     """Replay a step, and compare it with what the run recorded.
 
@@ -259,6 +273,9 @@ def _replay(path: Path, step: str, as_json: bool = False, **options: Any) -> Non
     run = open_run(path)
     steps = _steps(step)
     segment = options.pop("segment", None)
+    before = options.pop("context", None)
+    if before is not None and (not isinstance(steps, int) or not options.get("probe", True)):
+        raise click.UsageError("--context goes with a single --step, and with the probe pass.")
     plan = run.plan(steps, segment, checkpoint=options.get("checkpoint"))
     for notice in plan.notices:
         click.echo(notice, err=True)
@@ -273,15 +290,39 @@ def _replay(path: Path, step: str, as_json: bool = False, **options: Any) -> Non
         def progress(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what)
 
-        traces = run.replay(steps, segment=segment, progress=progress, **options)
+        if before is not None and isinstance(steps, int):
+            del options["with_probe"]
+            context = run.context(steps, before, segment=segment, progress=progress, **options)
+            traces = context.trace
+        else:
+            context, traces = None, run.replay(steps, segment=segment, progress=progress, **options)
     traces = traces if isinstance(traces, list) else [traces]
-    if as_json:
+    if context is not None:
+        _print_context(context, as_json)
+    elif as_json:
         documents = [msgspec.to_builtins(trace.record) | {"trace": str(trace.path)} for trace in traces]
         click.echo(msgspec.json.format(msgspec.json.encode(documents[0] if isinstance(steps, int) else documents)))
     else:
         for trace in traces:
             _print_trace(trace, full=len(traces) == 1)
     sys.exit(0 if all(trace.exact for trace in traces) else 1)
+
+
+def _print_context(context: Any, as_json: bool) -> None:
+    from .context_tables import context_json, context_tables
+
+    trace = context.trace
+    if as_json:
+        document = msgspec.to_builtins(trace.record) | {"trace": str(trace.path), "context": context_json(context)}
+        click.echo(msgspec.json.format(msgspec.json.encode(document)))
+        return
+    _print_trace(trace, full=True)
+    console = _console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    for table in context_tables(context):
+        console.print(table)
+    for notice in context.notices:
+        console.print(notice, markup=False)
+    console.print(context.sentence(), markup=False)
 
 
 def _name_differences(run: Any, segment: int) -> None:
@@ -310,7 +351,7 @@ def _print_trace(trace: Trace, full: bool) -> None:
 
     console = _console(highlight=False, width=None if sys.stdout.isatty() else 140)
     console.print(Text(trace.sentence(), style="bold"))
-    for notice in trace.notices:
+    for notice in (*trace.notices, *trace.findings()):
         console.print(Text(notice))
     if not full:
         return
@@ -405,6 +446,98 @@ def spikes(run: Path, as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--step", required=True, type=click.IntRange(1), help="The step that consumed the batch.")
+@click.option("--rows", type=click.IntRange(1), help="Only the first K rows of each batch. [default: all]")
+@click.option("--segment", type=int, help="Where the step stands in several segments that differ.")
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+def batch(run: Path, step: int, rows: int | None, segment: int | None, as_json: bool) -> None:
+    """Which data was in a step, and in the step before it? Text, origin, and what is odd in each row.
+
+    Draws the batch again from the run's data files; loads no weights. If the step was replayed, rows stand by their
+    share of its loss; otherwise the most unlike the run's other rows come first.
+    """
+    from .run import open_run
+
+    facts = open_run(run).batch_facts(step, segment=segment)
+    notices = facts.attrs["notices"]
+    facts = facts.groupby("step", sort=False).head(rows) if rows else facts
+    if as_json:
+        found = [{name: _json(value) for name, value in row.items()} for row in facts.to_dict("records")]
+        click.echo(msgspec.json.format(msgspec.json.encode({"step": step, "notices": notices, "rows": found})))
+        return
+    for notice in notices:
+        click.echo(notice, err=True)
+    from .tables import batch_tables
+
+    console = _console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    for table in batch_tables(facts):
+        console.print(table)
+
+
+def _json(value: Any) -> Any:
+    """A cell of a table: missing values of any kind as null."""
+    import pandas as pd
+
+    return None if pd.isna(value) else value
+
+
+@main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--step", required=True, type=click.IntRange(1), help="The step.")
+@click.option("--set", "changes", multiple=True, required=True, help="A change, such as lr=0.5x; each an experiment.")
+@click.option("--next", "next_steps", type=click.IntRange(0), default=8, show_default=True, help="Steps after it.")
+@click.option("--once", is_flag=True, help="A changed setting holds for this step only. [default: from here on]")
+@click.option("--json", "as_json", is_flag=True, help="Print the experiments as JSON.")
+@click.option("--segment", type=int, help="Where the step stands in several segments that differ.")
+@click.option("--factory", help="module:function that rebuilds the run; naming it is consent to import it.")
+@click.option("--trace-dir", type=click.Path(path_type=Path), help="Where files go. [default: the run's traces/]")
+@click.option("--checkpoint", type=int, help="Start from the checkpoint of this step. [default: the nearest]")
+@click.option("--other-environment", is_flag=True, help="Go on where this machine computes differently.")
+def whatif(run: Path, step: int, changes: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Experiments on a step: replays with exactly one change each, beside the untouched one.
+
+    \b
+    lr=0.5x lr=1e-4          learning rate          drop-row=K      without a row (from 0)
+    clip=1.0 clip=off        gradient clipping      batch=STEP      the batch of another step
+    reset=m reset=v          Adam's moments to 0    batch=skip      without this step
+    reset=m,v                                       state=K         the state of an earlier step
+    v=max                    v <- max(v, g²)        rng=SEED        other random numbers
+    beta2=0.95 eps=1e-6      Adam's settings        dtype=float32   everything in float32
+    compile=on|off           deterministic=on|off
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from . import whatif as experiments
+    from .run import open_run
+
+    opened = open_run(run)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_console(stderr=True), transient=True) as bar:
+        task = bar.add_task("restoring", total=None)
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        found = experiments.experiments(opened, step, changes, progress=progress, **options)
+    records, files, notices = found
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(experiments.document(records, files, notices))))
+        return
+    from .tables import whatif_table
+
+    for notice in notices:
+        click.echo(notice, err=True)
+    console = _console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console.print(experiments.sentence(records[0]), markup=False)
+    console.print(whatif_table(experiments.table(records), step))
+    for record in records:
+        for note in record.notes:
+            console.print(f"{record.change}: {note}", markup=False)
+    console.print(f"files: {files[0].parent}/{files[0].name.partition('whatif')[0]}whatif-*.json", soft_wrap=True)
+
+
+@main.command()
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--factory", help="module:function that rebuilds RUN; naming it is consent to import it.")
@@ -441,6 +574,67 @@ def doctor(run: Path | None, as_json: bool, factory: str | None, device: str | N
 
 
 @main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--step", required=True, type=click.IntRange(1), help="The step.")
+@click.option("--json", "as_json", is_flag=True, help="Print the ladder as JSON.")
+@click.option("--from", "checkpoint", type=int, help="Start from the checkpoint of this step. [default: the nearest]")
+@click.option("--bisect", is_flag=True, help="Find the first step from there at which each intervention departs.")
+@click.option("--rung", "rungs", multiple=True, help="Only this one, such as 'fresh process' or compile; repeatable.")
+@click.option("--env", "variables", multiple=True, help="A further rung: a fresh process with NAME=VALUE; repeatable.")
+@click.option("--segment", type=int, help="Where the step stands in several segments that differ.")
+@click.option("--factory", help="module:function that rebuilds the run; naming it is consent to import it.")
+@click.option("--other-environment", is_flag=True, help="Go on where this machine computes differently.")
+def diverge(
+    run: Path, step: int, as_json: bool, rungs: tuple[str, ...], variables: tuple[str, ...], **options: Any
+) -> None:
+    """Where do the bits of a step depend on how it is performed?
+
+    Performs it again in this process, in another thread and in a fresh process, then with one thing changed: compiled
+    or eager, deterministic or stock operations, the other device. Names the first tensor that differs, in order of
+    execution, and by how many ULP. Writes nothing.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .run import open_run
+
+    if odd := [text for text in variables if not text.partition("=")[0] or "=" not in text]:
+        raise click.UsageError(f"--env is {odd[0]!r}; expected NAME=VALUE.")
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_console(stderr=True), transient=True) as bar:
+        task = bar.add_task("restoring", total=None)
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        pairs = dict((name, value) for name, _, value in (text.partition("=") for text in variables))
+        ladder = open_run(run).diverge(step, rungs=rungs or None, variables=pairs, progress=progress, **options)
+    if as_json:
+        click.echo(ladder.to_json())
+    else:
+        _console(highlight=False, width=None if sys.stdout.isatty() else 140).print(ladder)
+
+
+@main.command()
+@click.argument("run_a", type=click.Path(path_type=Path))
+@click.argument("run_b", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+@click.option("--segment-a", type=int, help="Where steps of RUN_A stand in several segments that differ.")
+@click.option("--segment-b", type=int, help="The same for RUN_B.")
+def compare(run_a: Path, run_b: Path, as_json: bool, segment_a: int | None, segment_b: int | None) -> None:
+    """Two runs beside each other: where they part, and whether one changed setting alone explains it.
+
+    Reads what they logged; computes nothing.
+    """
+    from .paired import compare_runs
+
+    found = compare_runs(run_a, run_b, segment_a=segment_a, segment_b=segment_b)
+    if as_json:
+        click.echo(found.to_json())
+    else:
+        _console(highlight=False, width=None if sys.stdout.isatty() else 140).print(found)
+
+
+@main.command()
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep the run in this folder. [default: a temporary one]")
 def demo(keep: Path | None) -> None:
     """In under a minute: train on Shakespeare with a planted spike, detect it, replay it exactly."""
@@ -452,6 +646,27 @@ def demo(keep: Path | None) -> None:
     _print_trace(trace, full=True)
     click.echo(f"\nWhere to look next:\n  workbench replay {out} --step {spiked.step - 2}..{spiked.step + 2}")
     click.echo(f"  workbench lab {out}")
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def faults(as_json: bool) -> None:
+    """List the faults that `workbench train --fault` can plant.
+
+    data, schedule and option faults are part of the run's description, which a replay rebuilds; state faults are
+    committed as a checkpoint; transient ones no replay reproduces.
+    """
+    from .faults import table
+
+    found = table()
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found.to_dict("records"))))
+    else:
+        lines = [list(found.columns), *found.itertuples(index=False)]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(found.columns))]
+        for line in lines:
+            cells = (text.ljust(width) for text, width in zip(line, widths, strict=True))
+            click.echo("  ".join(cells).rstrip())
 
 
 @main.group()
@@ -485,13 +700,14 @@ def record(preset: str, corpus: Path | None, rounds: int, burst: int, as_json: b
         click.echo(msgspec.json.format(msgspec.json.encode(cost)))
         return
     table = Table("variant", "median ms a step", "ratio to bare", title=f"{preset}, {rounds} rounds of {burst} steps")
-    rows = (("bare", 1.0), ("control (bare again)", cost.control), ("unrecorded", cost.unrecorded))
-    for (name, ratio), milliseconds in zip(
-        (*rows, ("recorded", cost.recorded)),
-        (cost.bare_ms, cost.bare_ms * cost.control, cost.unrecorded_ms, cost.recorded_ms),
-        strict=True,
+    for name, ratio in (
+        ("bare", 1.0),
+        ("control (bare again)", cost.control),
+        ("unrecorded", cost.unrecorded),
+        ("recorded", cost.recorded),
+        ("recorded, no black box", cost.boxless),
     ):
-        table.add_row(name, f"{milliseconds:.2f}", f"{ratio:.3f}")
+        table.add_row(name, f"{cost.bare_ms * ratio:.2f}", f"{ratio:.3f}")
     _console(highlight=False).print(table)
     blas = cost.environment["blas"]
     click.echo(f"mlx {cost.environment['mlx']}, {cost.environment['device']}, {blas['library'] if blas else 'GPU'}")

@@ -1,39 +1,20 @@
 """What each step takes from the corpora: windows of tokens, in an order that any step can be drawn from again.
 
-The stream is a pure function of (corpora, batch, ctx, seed, range, substitutions) and of the step number, so any step's
+The stream is a pure function of (corpora, batch, ctx, seed, range, alterations) and of the step number, so any step's
 batch can be drawn again in constant time, and the cursor is three numbers. Knows nothing of models, runs or MLX.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .alterations import SAMPLE_LIMIT, Alterations, Relabelling, Repetition, Substitution, integer
 from .corpus import Corpus
 from .errors import DataError
 from .permutation import epoch_keys, mix, permute
 
 Batch = tuple[np.ndarray, np.ndarray]  # inputs, targets: each int32 (batch, ctx)
-
-SAMPLE_LIMIT = 2**62  # sample numbers stay exact in 64-bit arithmetic, with room for the rows of one batch
-
-
-def integer(name: str, value: object, low: int, high: int) -> int:
-    """`value` as an int, if it is an integer (a bool is none) with low <= value < high; otherwise DataError."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value < high:
-        raise DataError(f"{name} is {value!r}; expected an integer from {low} to {high - 1}; correct it.")
-    return int(value)
-
-
-@dataclass(frozen=True)
-class Substitution:
-    """At `step`, rows `rows[i]` are the windows at `sources[source].tokens[offsets[i]:]`, not the ordinary ones."""
-
-    step: int  # counted from 1: the step that consumes the batch
-    rows: tuple[int, ...]
-    source: int  # index into the sampler's sources
-    offsets: tuple[int, ...]  # tokens, one a row
 
 
 class Row(NamedTuple):
@@ -62,10 +43,11 @@ class WindowSampler:
         ctx: tokens a row.
         seed: from 0 to 2**64 - 1.
         start, stop: the training range, in tokens of `sources[0]`; `stop` None is its end.
-        substitutions: rows to take from elsewhere at given steps. They are part of what the data of the run is.
+        substitutions, relabellings, repetitions: see `alterations`. They are part of what the data of the run is.
+        skipped: numbers of batches that no step consumes: the next one comes in its place.
 
     Raises:
-        DataError: an argument is out of range, two substitutions want the same row, or the range is too short to fill
+        DataError: an argument is out of range, two alterations want the same row, or the range is too short to fill
             one batch with different windows.
     """
 
@@ -79,6 +61,9 @@ class WindowSampler:
         start: int = 0,
         stop: int | None = None,
         substitutions: Sequence[Substitution] = (),
+        relabellings: Sequence[Relabelling] = (),
+        repetitions: Sequence[Repetition] = (),
+        skipped: Sequence[int] = (),
     ):
         self.sources = tuple(sources)
         if not self.sources:
@@ -97,59 +82,46 @@ class WindowSampler:
                 f"tokens; expected at least {_tokens_needed(batch, ctx)} for a batch of {batch} windows of {ctx} + 1 "
                 "tokens; use a longer corpus or range, or a smaller batch or ctx."
             )
-        self.substitutions = tuple(substitutions)
-        self._substituted = self._check_substitutions()
-        self._step = 1
-
-    def _check_substitutions(self) -> dict[int, dict[int, tuple[int, int]]]:
-        """{step: {row: (source, offset)}}"""
-        placed: dict[int, dict[int, tuple[int, int]]] = {}
-        for number, substitution in enumerate(self.substitutions):
-            name = f"substitutions[{number}]"
-            step = integer(f"{name}.step", substitution.step, 1, SAMPLE_LIMIT // self.batch)
-            source = integer(f"{name}.source", substitution.source, 0, len(self.sources))
-            if len(substitution.rows) != len(substitution.offsets) or not substitution.rows:
-                raise DataError(
-                    f"{name} has {len(substitution.rows)} rows and {len(substitution.offsets)} offsets; expected one "
-                    "offset a row, and at least one row; correct it."
-                )
-            last = len(self.sources[source]) - self.ctx - 1
-            if last < 0:
-                raise DataError(
-                    f"{name}.source is {source}, {self.sources[source].path}, which has {len(self.sources[source])} "
-                    f"tokens; expected at least {self.ctx + 1}, one window; use a longer corpus or a smaller ctx."
-                )
-            for row, offset in zip(substitution.rows, substitution.offsets, strict=True):
-                row = integer(f"A row of {name}", row, 0, self.batch)
-                offset = integer(f"The offset of {name} for row {row}", offset, 0, last + 1)
-                if row in placed.setdefault(step, {}):
-                    raise DataError(f"{name} takes row {row} of step {step} a second time; expected once; remove one.")
-                placed[step][row] = (source, offset)
-        return placed
+        self._altered = Alterations(
+            substitutions,
+            relabellings,
+            repetitions,
+            skipped,
+            lengths=[(len(source), source.path) for source in self.sources],
+            batch=self.batch,
+            ctx=self.ctx,
+        )
+        self._number = 1  # of the batch that comes next, unless it is skipped
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        batch = self.batch_at(self._step)
-        self._step += 1
+        step = self.step
+        batch = self.batch_at(step)
+        self._number = self._altered.number_of(step) + 1
         return batch
 
     @property
     def step(self) -> int:
         """The step whose batch comes next, counted from 1."""
-        return self._step
+        return self._altered.step_of(self._number)
+
+    def number(self, step: int) -> int:
+        """The number that the batch of `step` has in the ordinary stream, which skips none. DataError if no step."""
+        return self._altered.number_of(self._valid(step))
 
     def seek(self, step: int) -> None:
         """Make the batch of `step` (counted from 1) the next one, in constant time. DataError if it is no step."""
-        self._step = self._valid(step)
+        before = self._valid(step) - 1
+        self._number = self._altered.number_of(before) + 1 if before else 1
 
     def _valid(self, step: int) -> int:
         return integer("step", step, 1, SAMPLE_LIMIT // self.batch)
 
     def state_dict(self) -> dict[str, int]:
         """The cursor, after the batches consumed so far: the sample that comes next, by seed, epoch and index."""
-        epoch, index = divmod((self._step - 1) * self.batch, self.windows)
+        epoch, index = divmod((self._number - 1) * self.batch, self.windows)
         return {"seed": self.seed, "epoch": epoch, "index": index}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -168,18 +140,28 @@ class WindowSampler:
             )
         epoch = integer("The cursor's epoch", state["epoch"], 0, SAMPLE_LIMIT // self.windows)
         index = integer("The cursor's index", state["index"], 0, self.windows)
-        step, row = divmod(epoch * self.windows + index, self.batch)
+        number, row = divmod(epoch * self.windows + index, self.batch)
         if row:
             raise DataError(
                 f"The cursor's epoch {epoch} and index {index} stand before row {row} of a batch; expected row 0 with "
                 f"batch {self.batch} and {self.windows} windows an epoch; build the sampler with the run's batch, ctx "
                 "and range."
             )
-        self.seek(step + 1)
+        self._number = self._valid(number + 1)
 
     def provenance(self, step: int) -> list[Row]:
         """Where each row of the batch of `step` comes from. Leaves the cursor where it is. DataError if no step."""
-        epoch, index = divmod((self._valid(step) - 1) * self.batch, self.windows)
+        number = self._altered.number_of(self._valid(step))
+        rows = self._ordinary(self._altered.origin_of(number))
+        for row, (source, offset) in self._altered.substituted(number).items():
+            rows[row] = rows[row]._replace(source=source, offset=offset)
+        if self._altered.origin_of(number) == number:
+            return rows
+        own = self._ordinary(number)
+        return [row._replace(epoch=mine.epoch, index=mine.index) for row, mine in zip(rows, own, strict=True)]
+
+    def _ordinary(self, number: int) -> list[Row]:
+        epoch, index = divmod((number - 1) * self.batch, self.windows)
         indices = np.arange(index, index + self.batch, dtype=np.uint64)
         size = np.uint64(self.windows)
         epochs, indices = indices // size + np.uint64(epoch), indices % size
@@ -187,15 +169,14 @@ class WindowSampler:
         phases = mix(epoch_keys(epochs, self.seed)) % np.uint64(self._phases)
         offsets = permute(indices, epochs, self.seed, self.windows) * np.uint64(self.ctx) + phases
         columns = zip(offsets.tolist(), epochs.tolist(), indices.tolist(), strict=True)
-        rows = [Row(0, self.start + offset, epoch, index) for offset, epoch, index in columns]
-        for row, (source, offset) in self._substituted.get(step, {}).items():
-            rows[row] = rows[row]._replace(source=source, offset=offset)
-        return rows
+        return [Row(0, self.start + offset, epoch, index) for offset, epoch, index in columns]
 
     def batch_at(self, step: int) -> Batch:
         """The batch of `step`, counted from 1. Leaves the cursor where it is. DataError if it is no step."""
         rows = self.provenance(step)
-        return _cut([self.sources[row.source] for row in rows], [row.offset for row in rows], self.ctx)
+        inputs, targets = _cut([self.sources[row.source] for row in rows], [row.offset for row in rows], self.ctx)
+        self._altered.relabel(self._altered.number_of(step), targets)
+        return inputs, targets
 
 
 def _range(corpus: Corpus, start: int, stop: int | None) -> tuple[int, int]:
@@ -242,10 +223,23 @@ def training_windows(
     seed: int,
     val_split: float,
     substitutions: Sequence[Substitution] = (),
+    relabellings: Sequence[Relabelling] = (),
+    repetitions: Sequence[Repetition] = (),
+    skipped: Sequence[int] = (),
 ) -> WindowSampler:
     """The stream of the built-in trainer: windows of the first corpus up to its held-out tail. Raises DataError."""
     stop = split_point(len(corpora[0]), val_split, ctx)
-    return WindowSampler(corpora, batch, ctx, seed, stop=stop, substitutions=substitutions)
+    return WindowSampler(
+        corpora,
+        batch,
+        ctx,
+        seed,
+        stop=stop,
+        substitutions=substitutions,
+        relabellings=relabellings,
+        repetitions=repetitions,
+        skipped=skipped,
+    )
 
 
 def validation_batches(corpus: Corpus, batch: int, ctx: int, start: int, stop: int | None, limit: int) -> list[Batch]:

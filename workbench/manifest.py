@@ -40,6 +40,7 @@ class Segment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         start: step of the state it started from; its own steps come after.
         parent: the segment whose state that was; None for the first.
         environment: numeric environment of the processes that wrote it.
+        norms: how its norms were added; None: as `Manifest.norms` says.
     """
 
     segment: int
@@ -47,14 +48,25 @@ class Segment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     parent: int | None
     t: float
     environment: dict[str, Any]
+    norms: str | None = None
 
 
 class Parent(msgspec.Struct, forbid_unknown_fields=True):
-    """Where a forked run came from."""
+    """Where a forked run came from.
+
+    Attributes:
+        run: identity of the parent.
+        path: its folder at that time.
+        step: the fork's first state is the parent's state after this step, with `changes` made.
+        segment: in which the parent performed that step.
+        changes: how the fork differs, each as the command line spells it; empty: not at all.
+    """
 
     run: str
     path: str
     step: int
+    segment: int = 0
+    changes: list[str] = []
 
 
 class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -94,6 +106,10 @@ class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         while step <= entry.start and entry.parent is not None:
             entry = self.segments[entry.parent]
         return entry.segment
+
+    def norms_of(self, segment: int) -> str:
+        """How the norms of a segment were added."""
+        return self.segments[segment].norms or self.norms
 
     def ways(self, segment: int) -> list[tuple[int, int, float]]:
         """The stretches that led to `segment`, it first: (segment, after this step, up to and with this one)."""

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
+from .alterations import IGNORED
 from .errors import ExperimentError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -108,6 +109,26 @@ def parameter_count(config: ModelConfig) -> int:
     block = (4 + 2 * config.mlp) * config.width**2 + 2 * config.width  # 4 attention matrices, 2 of the MLP, 2 norms
     tables = 1 if config.tied else 2
     return tables * config.vocabulary * config.width + config.depth * block + config.width
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of each parameter by path, from the configuration alone."""
+    width, hidden = config.width, config.mlp * config.width
+    square = (width, width)
+    block = {
+        "attention.query": square,
+        "attention.key": square,
+        "attention.value": square,
+        "attention.output": square,
+        "attention_norm": (width,),
+        "mlp.up": (hidden, width),
+        "mlp.down": (width, hidden),
+        "mlp_norm": (width,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (config.vocabulary, width)}
+    shapes |= {f"blocks.{number}.{path}": shape for number in range(config.depth) for path, shape in block.items()}
+    shapes |= {"norm": (width,)} | ({} if config.tied else {"head": (config.vocabulary, width)})
+    return {f"{path}.weight": shape for path, shape in shapes.items()}
 
 
 class Attention(nn.Module):
@@ -276,6 +297,17 @@ def loss(model: Transformer, inputs: mx.array, targets: mx.array) -> tuple[mx.ar
     """
     per_token = token_losses(model, inputs, targets)
     return mx.mean(per_token), {"token_loss": per_token}
+
+
+def masked_loss(model: Transformer, inputs: mx.array, targets: mx.array) -> tuple[mx.array, dict[str, mx.array]]:
+    """`loss`, the mean of those tokens only whose target is not `IGNORED` (-1); the others have a `token_loss` of 0.
+
+    Where no target counts, the mean is 0/0: NaN, and with it every gradient, as in the trainers that people use. A
+    function of its own, since a mean over a count that is known only at run time has other bits than `loss`.
+    """
+    counted = targets != IGNORED
+    per_token = mx.where(counted, token_losses(model, inputs, mx.maximum(targets, 0)), 0.0)
+    return mx.sum(per_token) / mx.sum(counted), {"token_loss": per_token}
 
 
 def generate(model: Transformer, tokens: list[int], count: int, *, temperature: float, key: mx.array) -> list[int]:

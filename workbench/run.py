@@ -10,7 +10,7 @@ import operator
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,15 +20,17 @@ import pandas as pd
 from msgspec import UNSET
 
 from . import manifest as manifests
+from . import seams
 from . import telemetry as telemetries
 from .bits import bits_float
 from .errors import ReplayError, RunError, TelemetryError, WorkbenchError
 from .manifest import Manifest
 from .spikes import SpikeSettings, find_spikes
-from .telemetry import Edits, Line, Telemetry
+from .telemetry import Edits, Line, Restart, Telemetry
 
 if TYPE_CHECKING:
     from .experiment import Experiment
+    from .trace import Trace
 
 TELEMETRY, CHECKPOINTS, TRACES = "telemetry.jsonl", "checkpoints", "traces"
 
@@ -220,6 +222,15 @@ class Run:
                 found.append((int(number), int(segment or 0)))
         return sorted(found)
 
+    def checkpoints_before(self, step: int, segment: int) -> list[tuple[int, int]]:
+        """(step, segment) of the checkpoints before a step on the way that leads to it in a segment, by step."""
+        committed = self.checkpoints
+        return [
+            (number, other)
+            for number, other in committed
+            if number < step and seams.state_segment(self.manifest, committed, number, segment) == other
+        ]
+
     def norms(self, step: int, segment: int | None = None, around: int = 3) -> pd.DataFrame:
         """Logged per-layer norms of the steps around `step` (itself included): step, layer, kind, recorded."""
         segment = self.segment_of(step, segment)[0]
@@ -244,10 +255,24 @@ class Run:
             line = self.telemetry.meta(0)
         return {} if line is None else line.evidence()
 
+    def state_evidence(self, step: int, segment: int) -> dict[str, Any]:
+        """What the run logged, as bits, of the state that checkpoint `step` of a segment holds."""
+        return seams.state_evidence(self, step, segment)
+
+    def seam(self, segment: int) -> list[str]:
+        """The lanes in which the state that a segment started from is not the one that was left; see `seams`."""
+        return seams.seam(self, segment)
+
     def edits(self, step: int, segment: int) -> Edits | None:
         """What the training loop itself changed in the state before a step; None if nothing that was noticed."""
         line = self.line(step, segment)
-        return None if line is None or line.before is UNSET else line.before
+        found = None if line is None or line.before is UNSET else line.before
+        restarted = seams.restarted(self, step, segment)
+        if restarted is None:
+            return found
+        changed: dict[str, Any] = {} if found is None else {"rng": found.rng, "learning_rate": found.learning_rate}
+        folder = str(self.path.resolve() / CHECKPOINTS)
+        return Restart(folder=folder, step=step - 1, segment=restarted, run=self.manifest.run, **changed)
 
     def segment_of(self, step: int, segment: int | None = None) -> tuple[int, list[str]]:
         """The segment in which a step is to be looked at, and notices.
@@ -261,7 +286,7 @@ class Run:
             last = telemetry.last_step()
             raise ReplayError(
                 f"step {step} is not in the telemetry of {self.path}; "
-                + (f"it has steps 1 to {last}" if last else "it has no steps yet")
+                + (f"it has steps {self.manifest.segments[0].start + 1} to {last}" if last else "it has no steps yet")
             )
         if segment is not None:
             if segment not in having:
@@ -299,11 +324,7 @@ class Run:
             if self.line(step, chosen) is None:
                 self.segment_of(step)  # says which steps there are
                 raise ReplayError(f"step {step} is not on the way to segment {chosen}; replay it on its own")
-        before = [
-            (step, other)
-            for step, other in self.checkpoints
-            if step < wanted[0] and self.manifest.lineage(chosen, step) == other
-        ]
+        before = self.checkpoints_before(wanted[0], chosen)
         if not before:
             raise ReplayError(
                 f"no checkpoint of {self.path} comes before step {wanted[0]}; the run has {self.checkpoints}"
@@ -312,6 +333,7 @@ class Run:
         if not wished:
             raise ReplayError(f"{self.path} has no checkpoint {checkpoint} before step {wanted[0]}; it has {before}")
         start = wished[-1]
+        notices += seams.notices(self, chosen, start[0], wanted[-1])
         rolled = wanted[0] - 1 - start[0]
         speeds = [line.step_per_s for line in self.telemetry.lines if isinstance(line.step_per_s, float)]
         speed = statistics.median(speeds) if speeds else 0.0
@@ -371,6 +393,175 @@ class Run:
         )
         return traces if isinstance(steps, Sequence) else traces[0]
 
+    def context(
+        self,
+        step: int,
+        before: int = 8,
+        *,
+        segment: int | None = None,
+        experiment: Experiment | None = None,
+        factory: str | None = None,
+        other_environment: bool = False,
+        fresh_process: bool | None = None,
+        checkpoint: int | None = None,
+        trace_dir: str | os.PathLike[str] | None = None,
+        progress: Callable[[int, int, str], None] | None = None,
+    ) -> Any:
+        """Replays a step and the steps before it in one roll-forward, all with a probe pass, so that each number of the
+        step stands beside those of the run's own healthy steps.
+
+        Only the step itself is repeated and has its trace written; the others' repeatable badge is unverified.
+
+        Args:
+            step: counted from 1.
+            before: how many steps before it; where fewer can be replayed, these are used, and a notice says so.
+            segment, experiment, factory, other_environment, fresh_process, checkpoint, trace_dir, progress: as for
+                `replay`.
+
+        Returns:
+            A `workbench.neighbours.Context`: `frame`, `scores`, `onset()`, `traces`.
+
+        Raises:
+            ReplayError, CheckpointError, DataError, ExperimentError, EnvironmentMismatch: as for `replay`.
+        """
+        from .context import replay_context  # imports MLX
+
+        asked = _steps(step)
+        if len(asked) != 1:
+            raise ReplayError(f"{step!r} is no single step; expected one, for each has neighbours of its own")
+        return replay_context(
+            self,
+            asked[0],
+            before,
+            segment=segment,
+            experiment=experiment,
+            factory=factory,
+            other_environment=other_environment,
+            fresh_process=fresh_process,
+            checkpoint=checkpoint,
+            trace_dir=None if trace_dir is None else Path(trace_dir),
+            progress=progress or (lambda done, total, what: None),
+        )
+
+    def diverge(
+        self,
+        step: int,
+        *,
+        segment: int | None = None,
+        experiment: Experiment | None = None,
+        factory: str | None = None,
+        other_environment: bool = False,
+        checkpoint: int | None = None,
+        rungs: Sequence[str] | None = None,
+        variables: Mapping[str, str] | None = None,
+        bisect: bool = False,
+        progress: Callable[[int, int, str], None] | None = None,
+    ) -> Any:
+        """Performs a step in other and other ways, and compares each with the recorded way of performing it here.
+
+        Repetitions must be equal: the same process, another thread, a fresh process. Interventions, each with one thing
+        changed, may move bits: compiled or eager, deterministic operations or stock ones (only on a GPU is there a
+        difference), the other device. A rung that is not equal names the first tensor that differs, in order of
+        execution: activations, loss, gradients from the last layer to the first, Adam's m and v, weights; and by how
+        many ULP. Nothing is written: an intervention is no replay.
+
+        Args:
+            step: counted from 1.
+            segment, experiment, factory, other_environment, checkpoint, progress: as for `replay`.
+            rungs: some of `workbench.diverge.RUNGS` instead of all.
+            variables: for each a further rung: a fresh process with this environment variable, as in
+                `{"OPENBLAS_NUM_THREADS": "1"}`.
+            bisect: for each intervention also find the first step at which rolling forward from the checkpoint departs.
+
+        Returns:
+            A `workbench.ladder.Ladder`.
+
+        Raises:
+            ReplayError, CheckpointError, DataError, ExperimentError, EnvironmentMismatch: as for `replay`.
+        """
+        from .diverge import diverge_run  # imports MLX
+
+        asked = _steps(step)
+        if len(asked) != 1:
+            raise ReplayError(f"{step!r} is no single step; expected one, for each has a ladder of its own")
+        return diverge_run(
+            self,
+            asked[0],
+            segment=segment,
+            experiment=experiment,
+            factory=factory,
+            other_environment=other_environment,
+            checkpoint=checkpoint,
+            rungs=rungs,
+            variables=variables or {},
+            bisect=bisect,
+            progress=progress or (lambda done, total, what: None),
+        )
+
+    def batch_facts(self, step: int, trace: Trace | None = None, *, segment: int | None = None) -> pd.DataFrame:
+        """Which data was in a step: the rows of its batch and of the one before, with what is odd in them.
+
+        Args, columns and errors: see `batchfacts.batch_facts`. Needs no replay; a trace adds the losses of the rows.
+        """
+        from .batchfacts import batch_facts
+
+        return batch_facts(self, _steps(step)[0], trace, segment=segment)
+
+    def whatif(
+        self,
+        step: int,
+        changes: str | Sequence[str],
+        *,
+        next_steps: int = 8,
+        once: bool = False,
+        segment: int | None = None,
+        experiment: Experiment | None = None,
+        factory: str | None = None,
+        checkpoint: int | None = None,
+        other_environment: bool = False,
+        memory_budget: int | None = None,
+        trace_dir: str | os.PathLike[str] | None = None,
+        progress: Callable[[int, int, str], None] | None = None,
+    ) -> pd.DataFrame:
+        """Experiments on a step: replays with exactly one change each, beside the untouched one.
+
+        Args:
+            changes: each its own experiment, such as "lr=0.5x" or "drop-row=3": see `changes.parse_change`.
+            next_steps: steps after this one, on the same batches, to see where it leads.
+            once: a changed setting holds for this step only. Otherwise it holds from here on, as in a fork.
+            segment, experiment, factory, checkpoint, other_environment, progress: as `replay`.
+            memory_budget: bytes that states may take; None: a quarter of the machine's memory.
+            trace_dir: where the experiments' files go instead of the run's own `traces` folder.
+
+        Returns:
+            One row an experiment, the untouched step first: change, loss, loss_untouched, grad_norm, update_norm,
+            worst, worst_ratio, next_mean, next_max, steps, compiled, notes (see `whatif.table`).
+
+        Raises:
+            ExperimentError: a change is malformed, does not fit this run, or changes nothing in it.
+            ReplayError, CheckpointError, DataError, EnvironmentMismatch: as `replay`.
+        """
+        from . import whatif
+
+        records, files, notices = whatif.experiments(
+            self,
+            _steps(step)[0],
+            [changes] if isinstance(changes, str) else changes,
+            next_steps=next_steps,
+            once=once,
+            segment=segment,
+            experiment=experiment,
+            factory=factory,
+            checkpoint=checkpoint,
+            other_environment=other_environment,
+            memory_budget=memory_budget,
+            trace_dir=None if trace_dir is None else Path(trace_dir),
+            progress=progress or (lambda done, total, what: None),
+        )
+        frame = whatif.table(records)
+        frame.attrs |= {"notices": notices, "files": [str(path) for path in files]}
+        return frame
+
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, steps={self.last_step})"
 
@@ -385,6 +576,8 @@ class Run:
             "recorded with": f"mlx {self.manifest.segments[0].environment.get('mlx')}, "
             f"{self.manifest.segments[0].environment.get('backend')}, compile {self.manifest.options.get('compile')}",
         }
+        if (parent := self.manifest.parent) is not None:
+            facts["forked from"] = " ".join([f"step {parent.step} of {parent.path}", *parent.changes])
         cells = "".join(
             f"<tr><th style='text-align:left'>{key}</th><td style='text-align:left'>{html.escape(str(value))}</td></tr>"
             for key, value in facts.items()

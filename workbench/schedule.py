@@ -18,6 +18,8 @@ warm-up, stable, decay (Hu et al. 2024, MiniCPM, arXiv:2404.06395, which finds a
 
 Shapes: `linear` is 1 - p, `cosine` (1 + cos πp) / 2, and `1-sqrt` is 1 - √p, which Hägele et al. 2024,
 arXiv:2405.18392, found better than linear.
+
+`changes` come on top, in order: from one step to another the rate is multiplied, or is another.
 """
 
 import math
@@ -35,6 +37,43 @@ Shape = Literal["1-sqrt", "cosine", "linear"]
 MAX_STEPS = 2**24  # float32 holds every whole number up to here; the schedule computes with step counts in float32
 
 
+class RateChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The rate of updates `step` … `until` is `factor` times what it would be, or it is `rate`.
+
+    Args:
+        step: the first update, from 1.
+        until: the last; None: all from `step` on.
+        factor, rate: exactly one of them; finite, 0 or more.
+
+    Raises:
+        ExperimentError: a value out of range, naming the field, what was found and what is possible.
+    """
+
+    step: int
+    until: int | None = None
+    factor: float | None = None
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.step) is not int or not 1 <= self.step < 2**53:
+            raise ExperimentError(f"a change of the learning rate is at step {self.step!r}; expected a step from 1")
+        if self.until is not None and (type(self.until) is not int or not self.step <= self.until < 2**53):
+            raise ExperimentError(
+                f"a change of the learning rate at step {self.step} lasts until {self.until!r}; expected that step or "
+                "a later one, or none for all that follow"
+            )
+        given = [value for value in (self.factor, self.rate) if value is not None]
+        if len(given) != 1 or not isinstance(given[0], int | float) or not 0 <= given[0] < math.inf:
+            raise ExperimentError(
+                f"the change of the learning rate at step {self.step} has the factor {self.factor!r} and the rate "
+                f"{self.rate!r}; expected one of them, a finite number from 0"
+            )
+
+    def holds(self, step: int) -> bool:
+        """Whether update `step` is one of those changed."""
+        return self.step <= step and (self.until is None or step <= self.until)
+
+
 class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a schedule. Settings that a kind does not use are ignored.
 
@@ -46,6 +85,7 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         steps: length of the run in updates, warm-up included.
         decay_steps: length of the decay of `wsd` in updates; None is a fifth of `steps`, rounded down, at least 1.
         decay_shape: of the decay of `wsd`.
+        changes: departures from the rest, as planted faults and forks have them.
 
     Raises:
         ExperimentError: a value out of range, naming the field, what was found and what is possible.
@@ -58,6 +98,7 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     steps: int
     decay_steps: int | None = None
     decay_shape: Shape = "1-sqrt"
+    changes: tuple[RateChange, ...] = ()
 
     def __post_init__(self) -> None:
         for name, choices in (("kind", get_args(Kind)), ("decay_shape", get_args(Shape))):
@@ -114,6 +155,12 @@ def make_schedule(config: ScheduleConfig) -> Callable[[mx.array], mx.array]:
             rate = max_lr * factor + min_lr * (1 - factor)  # exactly max_lr at 1, exactly min_lr at 0
         if warmup > 0:
             rate = mx.where(n < warmup, max_lr * ((n + 1) / warmup), rate)
+        for change in config.changes:
+            held = done >= change.step - 1
+            if change.until is not None:
+                held = mx.logical_and(held, done < change.until)
+            other = rate * change.factor if change.factor is not None else mx.array(change.rate or 0.0, mx.float32)
+            rate = mx.where(held, other, rate)
         return rate
 
     return schedule
@@ -127,6 +174,14 @@ def lr_at(config: ScheduleConfig, step: int) -> float:
     """
     if step < 1:
         raise ExperimentError(f"step {step} has no learning rate; steps count updates from 1")
+    rate = _plain_lr(config, step)
+    for change in config.changes:
+        if change.holds(step):
+            rate = rate * change.factor if change.factor is not None else change.rate or 0.0
+    return rate
+
+
+def _plain_lr(config: ScheduleConfig, step: int) -> float:
     if step <= config.warmup:
         return config.max_lr * step / config.warmup
     start = config.steps - _decay_steps(config)

@@ -36,6 +36,18 @@ class Edits(msgspec.Struct, kw_only=True, omit_defaults=True):
     learning_rate: list[str | None] | None = None  # bits; one an optimizer
 
 
+class Restart(Edits):
+    """The same, and before it the loop went on from a state other than the one that the step before had left.
+
+    Never in a line: a reader makes it of a segment that committed the state from which it started.
+    """
+
+    folder: str  # of the checkpoints
+    step: int
+    segment: int
+    run: str
+
+
 class Line(msgspec.Struct, kw_only=True):
     """One line. A field that the line lacks is `UNSET`; a JSON null is None."""
 

@@ -1,138 +1,34 @@
-"""The built-in trainer: a client of the core like any other loop. Builds an experiment from a config, and trains it."""
+"""The built-in trainer: a client of the core like any other loop. Trains what a recipe makes."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
-import mlx.optimizers as optim
 import msgspec
 import numpy as np
 
 from . import snapshot
 from .corpus import Corpus
-from .data import Substitution, split_point, training_windows, validation_batches
-from .errors import ExperimentError
-from .experiment import Experiment, StepOptions, as_batch, read_cursor
+from .data import split_point, validation_batches
+from .experiment import Experiment, as_batch, read_cursor
 from .manifest import DataFile
-from .model import ModelConfig, Transformer, build_model, generate, loss, token_losses
+from .model import Transformer, generate, token_losses
 from .prefetch import Prefetcher
+from .recipe import TrainConfig, build
 from .record import Recorder
-from .schedule import ScheduleConfig, make_schedule
+from .saboteur import Acts, Saboteur
 from .spikes import Reading
 from .step import Stepper
 
 VALIDATION_BATCHES = 8  # enough for a curve; the held-out tail may be long
-
-
-class AdamWConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Stated in full: MLX's own defaults (no bias correction) are not what most people expect of AdamW."""
-
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    bias_correction: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ExperimentError(f"{name} is {getattr(self, name)}; expected a number from 0 to below 1")
-        for name in ("eps", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ExperimentError(f"{name} is {getattr(self, name)}; expected a finite number from 0")
-
-
-class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that determines a run of the built-in trainer, beside the numeric environment."""
-
-    model: ModelConfig
-    schedule: ScheduleConfig
-    adamw: AdamWConfig = AdamWConfig()
-    batch: int  # rows a micro-batch
-    accumulate: int = 1
-    clip: float | None = 1.0
-    compile: bool = True
-    deterministic: bool = True
-    seed: int = 0
-    steps: int
-    val_split: float = 0.05
-    val_every: int = 0
-    sample_every: int = 0
-    prefetch: int = 0
-    device: Literal["cpu", "gpu"]
-    substitutions: tuple[Substitution, ...] = ()
-
-    def __post_init__(self) -> None:
-        least = {"batch": 1, "accumulate": 1, "steps": 1, "seed": 0, "val_every": 0, "sample_every": 0, "prefetch": 0}
-        for name, lowest in least.items():
-            if not lowest <= getattr(self, name) < 2**63:
-                raise ExperimentError(f"{name} is {getattr(self, name)}; expected a whole number from {lowest}")
-        if self.val_every and not self.val_split:
-            raise ExperimentError("val_every needs a part of the corpus held out, and val_split is 0; expected more")
-
-
-def config_from(value: Any) -> TrainConfig:
-    """The config as a manifest holds it.
-
-    Raises:
-        ExperimentError: it is not a trainer's config.
-    """
-    try:
-        return msgspec.convert(value, TrainConfig)
-    except msgspec.ValidationError as error:
-        raise ExperimentError(f"the trainer config of this run is damaged: {error}") from error
-
-
-def build(config: TrainConfig, files: Sequence[Path], *, prefetch: int = 0) -> Experiment:
-    """The experiment of a config, at its initial state.
-
-    Args:
-        files: the corpus, then further sources that substitutions draw from.
-        prefetch: batches drawn ahead by a thread; no effect on what they are.
-
-    Raises:
-        DataError: a corpus can't be read or is too short.
-    """
-    if not files:
-        raise ExperimentError("this run names no data file; expected its corpus")
-    corpora = [Corpus.open(path) for path in files]
-    sampler = training_windows(
-        corpora,
-        batch=config.batch * config.accumulate,
-        ctx=config.model.ctx,
-        seed=config.seed,
-        val_split=config.val_split,
-        substitutions=config.substitutions,
-    )
-    mx.random.seed(config.seed)
-    adamw = config.adamw
-    optimizer = optim.AdamW(
-        learning_rate=make_schedule(config.schedule),
-        betas=[adamw.beta1, adamw.beta2],
-        eps=adamw.eps,
-        weight_decay=adamw.weight_decay,
-        bias_correction=adamw.bias_correction,
-    )
-    return Experiment(
-        build_model(config.model, config.seed),
-        optimizer,
-        loss,
-        Prefetcher(sampler, prefetch) if prefetch else sampler,
-        StepOptions(
-            clip=config.clip,
-            accumulate=config.accumulate,
-            compile=config.compile,
-            deterministic=config.deterministic,
-        ),
-    )
 
 
 class Interrupted(KeyboardInterrupt):
@@ -159,6 +55,7 @@ def train(
     *,
     data: Sequence[DataFile] = (),
     resume: bool | int = False,
+    acts: Acts | None = None,
     **recording: Any,
 ) -> tuple[int, dict[str, str]]:
     """Trains, until `config.steps`.
@@ -166,6 +63,7 @@ def train(
     Args:
         out: the run's folder; None: train without telemetry or checkpoints.
         resume: as `Recorder`.
+        acts: faults to plant while recording.
         recording: further arguments of `Recorder`.
 
     Returns:
@@ -185,7 +83,7 @@ def train(
         if out is None:
             loop = _Bare(experiment)
         else:
-            loop = Recorder(
+            loop = (Recorder if acts is None else partial(Saboteur, acts))(
                 out,
                 experiment.model,
                 experiment.optimizer,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,28 +14,45 @@ import msgspec
 from . import manifest as manifests
 from .corpus import Corpus
 from .errors import ExperimentError, RunError
-from .faults import SOURCES, parse, plant
-from .manifest import DataFile
+from .faults import parse
+from .manifest import DataFile, Manifest
 from .model import PRESETS, ModelConfig, depth_config
+from .planters import SOURCES
+from .planting import plant
 from .rebuild import locate
+from .recipe import AdamWConfig, TrainConfig, config_from
 from .run import Run, refuse_existing
+from .saboteur import Acts
 from .schedule import ScheduleConfig
 from .spikes import Reading, SpikeSettings
-from .train import AdamWConfig, TrainConfig, Watcher, config_from, train
+from .train import Watcher, train
 
 # Every option, as `workbench train` names them; one that is not given is None (flags: False).
 OPTIONS = (
-    *("corpus", "steps", "out", "resume", "preset", "depth", "batch", "ctx", "accum", "dropout", "tied", "dtype"),
+    *("corpus", "steps", "out", "resume", "fork", "from_", "skip_batch", "set_"),
+    *("preset", "depth", "batch", "ctx", "accum", "dropout", "tied", "dtype"),
     *("grad_clip", "beta1", "beta2", "eps", "weight_decay", "bias_correction"),
     *("lr_schedule", "warmup", "max_lr", "min_lr", "decay_steps", "decay_shape"),
     *("seed", "val_split", "val_every", "sample_every", "prefetch", "device", "compile_", "deterministic", "faults"),
-    *("save_every", "keep_last", "keep_every", "spike_factor", "spike_window", "no_spike_detect", "log_jsonl"),
+    *(
+        "save_every",
+        "keep_last",
+        "keep_every",
+        "black_box",
+        "spike_factor",
+        "spike_window",
+        "no_spike_detect",
+        "log_jsonl",
+    ),
     *("no_record", "print_fingerprint"),
 )
+_FRESH = OPTIONS[8:]  # those that `train_run` takes beside its arguments
 # What may be given with --resume; anything else is in the manifest.
 _FLAGS = ("no_spike_detect", "no_record", "print_fingerprint")  # False: not given
 _SPELLED = {
     "faults": "fault",
+    "from_": "from",
+    "set_": "set",
     "compile_": "compile/--no-compile",
     "tied": "tied/--untied",
     "bias_correction": "bias-correction/--no-bias-correction",
@@ -51,6 +68,7 @@ _RESUMABLE = {
     "save_every",
     "keep_last",
     "keep_every",
+    "black_box",
 }
 
 
@@ -77,8 +95,8 @@ def train_run(
     Raises:
         WorkbenchError: as the command line.
     """
-    if unknown := sorted(options.keys() - set(OPTIONS)):
-        raise ExperimentError(f"{unknown[0]!r} is no option of training; expected {', '.join(OPTIONS[3:])}")
+    if unknown := sorted(options.keys() - set(_FRESH)):
+        raise ExperimentError(f"{unknown[0]!r} is no option of training; expected {', '.join(_FRESH)}")
     fresh(options | {"out": Path(out), "corpus": corpus, "steps": steps}).run(watcher or Quiet())
     return Run(Path(out))
 
@@ -92,11 +110,13 @@ class Job:
     out: Path | None
     data: Sequence[DataFile] = ()
     resume: bool | int = False
+    acts: Acts | None = None
     recording: dict[str, Any] = field(default_factory=dict)
 
     def run(self, watcher: Watcher) -> tuple[int, dict[str, str]]:
         """Trains; returns the last step and the fingerprints of its state."""
-        return train(self.config, self.files, self.out, watcher, data=self.data, resume=self.resume, **self.recording)
+        planned: dict[str, Any] = {"data": self.data, "resume": self.resume, "acts": self.acts}
+        return train(self.config, self.files, self.out, watcher, **planned, **self.recording)
 
 
 def fresh(given: Mapping[str, Any]) -> Job:
@@ -107,6 +127,9 @@ def fresh(given: Mapping[str, Any]) -> Job:
         RunError: the folder already holds a run.
     """
     given = _complete(given)
+    for name, option in (("from_", "--from"), ("skip_batch", "--skip-batch"), ("set_", "--set")):
+        if given[name]:
+            raise ExperimentError(f"{option} goes with --fork, the run to start from")
     if given["no_record"] and given["log_jsonl"] is not None:
         raise ExperimentError("--log-jsonl is a copy of the record, and --no-record makes none; expected one of them")
     for name in ("corpus", "steps"):
@@ -118,31 +141,18 @@ def fresh(given: Mapping[str, Any]) -> Job:
     elif out is None:
         raise ExperimentError("--out is missing; expected the folder to record in (or --no-record)")
     else:
-        refuse_existing(out)
-        if out.is_dir() and any(out.iterdir()):
-            raise RunError(f"{out} is not empty; expected a new folder for the run, so that it holds nothing else")
+        refuse_used(out)
     corpus = Corpus.open(Path(given["corpus"]).absolute())
     config = _config(given, corpus)
-    files, data = [corpus.path], [DataFile(**corpus.describe())]
+    files, data, acts = [corpus.path], [DataFile(**corpus.describe())], None
     if given["faults"]:
         if out is None:
             raise ExperimentError("--fault needs --out: the data that it adds is a file of the run")
-        faults = [parse(text) for text in given["faults"]]
-        if late := [fault for fault in faults if fault.step > config.steps]:
-            raise ExperimentError(f"fault {late[0].name}@{late[0].step} comes after the last step, {config.steps}")
-        planted = plant(
-            faults,
-            out,
-            batch=config.batch * config.accumulate,
-            ctx=config.model.ctx,
-            vocabulary=min(config.model.vocabulary, corpus.vocabulary),
-            suffix=".bin" if corpus.kind == "uint16" else ".bytes",
-            seed=config.seed,
-        )
-        config = msgspec.structs.replace(config, substitutions=tuple(planted.substitutions))
+        planted = plant([parse(text) for text in given["faults"]], config, corpus, out)
+        config, acts = planted.config, planted.acts or None
         files += planted.files
         data += [_inside(path, out) for path in planted.files]
-    return Job(config, files, out, data, False, _recording(given))
+    return Job(config, files, out, data, False, acts, _recording(given))
 
 
 def _inside(path: Path, out: Path) -> DataFile:
@@ -160,10 +170,7 @@ def resumed(given: Mapping[str, Any]) -> Job:
     out: Path | None = given["out"]
     if out is None:
         raise ExperimentError("--resume needs --out, the folder of the run to go on with")
-    refused = [name for name, value in given.items() if _is_given(name, value) and name not in _RESUMABLE]
-    if refused:
-        option = _SPELLED.get(refused[0], refused[0].replace("_", "-"))
-        raise ExperimentError(f"--{option} is decided by the manifest of {out} on resume; leave it out")
+    refuse_decided(given, _RESUMABLE, f"{out} on resume")
     if given["resume"] != "last" and not str(given["resume"]).isdecimal():
         raise ExperimentError(f"--resume is {given['resume']!r}; expected nothing or the step of a checkpoint")
     manifest = manifests.read(out)
@@ -177,12 +184,39 @@ def resumed(given: Mapping[str, Any]) -> Job:
     if given["prefetch"] is not None:
         config = msgspec.structs.replace(config, prefetch=given["prefetch"])
     files = [locate(entry, out) for entry in manifest.data]
-    recording = _recording(given)
-    for name in ("save_every", "keep_last", "keep_every"):
-        recording[name] = getattr(manifest, name) if given[name] is None else given[name]
-    recording["spikes"] = None if manifest.spikes is None else SpikeSettings(**manifest.spikes)
     resume = True if given["resume"] == "last" else int(given["resume"])
-    return Job(config, files, out, manifest.data, resume, recording)
+    return Job(config, files, out, manifest.data, resume, recording=recording_as(manifest, given))
+
+
+def refuse_used(out: Path) -> None:
+    """A new run gets a folder of its own.
+
+    Raises:
+        RunError: the folder holds a run, or something else.
+    """
+    refuse_existing(out)
+    if out.is_dir() and any(out.iterdir()):
+        raise RunError(f"{out} is not empty; expected a new folder for the run, so that it holds nothing else")
+
+
+def refuse_decided(given: Mapping[str, Any], allowed: Collection[str], where: str) -> None:
+    """An option that would be ignored is refused.
+
+    Raises:
+        ExperimentError: one was given that the manifest of `where` decides.
+    """
+    if refused := [name for name, value in given.items() if _is_given(name, value) and name not in allowed]:
+        option = _SPELLED.get(refused[0], refused[0].replace("_", "-"))
+        raise ExperimentError(f"--{option} is decided by the manifest of {where}; leave it out")
+
+
+def recording_as(manifest: Manifest, given: Mapping[str, Any]) -> dict[str, Any]:
+    """How to record, as a run does, unless it was given otherwise."""
+    recording = _recording(_complete(given))
+    for name in ("save_every", "keep_last", "keep_every"):
+        recording[name] = getattr(manifest, name) if given.get(name) is None else given[name]
+    recording["spikes"] = None if manifest.spikes is None else SpikeSettings(**manifest.spikes)
+    return recording
 
 
 def _config(given: Mapping[str, Any], corpus: Corpus) -> TrainConfig:
@@ -257,6 +291,7 @@ def _recording(given: Mapping[str, Any]) -> dict[str, Any]:
         "save_every": 100 if given["save_every"] is None else given["save_every"],
         "keep_last": given["keep_last"],
         "keep_every": given["keep_every"],
+        **_given({"black_box": given["black_box"]}),
         "spikes": spikes,
         "copy_telemetry_to": given["log_jsonl"],
     }

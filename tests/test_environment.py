@@ -9,6 +9,7 @@ import sys
 import mlx.core as mx
 import pytest
 
+from workbench import environment
 from workbench.environment import PROCESS, differences, numeric_environment, on_device
 from workbench.errors import ReplayError
 
@@ -102,7 +103,24 @@ def test_on_device_restores_the_default_also_after_an_error():
 @pytest.mark.parametrize("backend", ["cuda", "metal"])
 def test_a_device_that_is_not_there(backend):
     with (
-        pytest.raises(ReplayError, match=f"recorded on {backend}, and this machine has no such device"),
+        pytest.raises(ReplayError, match=f"recorded on {backend}, and this machine has no GPU"),
         on_device(backend),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (["mlx", "mlx-cpu"], "this machine has no GPU that MLX can use"),
+        (["mlx", "mlx-cuda-13"], "this machine has no GPU that MLX can use"),
+        (["mlx", "mlx-cpu", "mlx-cuda-13"], "pip install --force-reinstall --no-deps mlx-cuda-13"),
+    ],
+)
+def test_two_builds_of_mlx_in_one_place_are_named(monkeypatch, names, sentence):
+    class Distribution:
+        def __init__(self, name):
+            self.metadata = {"Name": name}
+
+    monkeypatch.setattr(environment.importlib.metadata, "distributions", lambda: [Distribution(name) for name in names])
+    assert sentence in environment.no_gpu()

@@ -235,6 +235,7 @@ def test_every_option_is_either_refused_on_resume_or_used():
             "save_every",
             "keep_last",
             "keep_every",
+            "black_box",
         )
     }
 

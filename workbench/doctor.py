@@ -17,7 +17,7 @@ from . import operations as counting
 from .catalogue import BY_DEFAULT, CATALOGUE, FLOATS
 from .conclusion import conclude, conclude_run
 from .diagnosis import OperationRow, Report, StepRow, listed
-from .environment import differences, numeric_environment, on_device
+from .environment import differences, no_gpu, numeric_environment, on_device
 from .errors import ReplayError
 from .experiment import Experiment, random_key, set_random_key
 from .operations import REPEATS, Operation, disturbance
@@ -283,7 +283,7 @@ def _on(device: str | None) -> Iterator[None]:
     before = mx.default_device()
     chosen = before if not device else mx.Device(mx.DeviceType.cpu if device == "cpu" else mx.DeviceType.gpu)
     if not mx.is_available(chosen):
-        raise ReplayError("this machine has no GPU that MLX can use; expected --device cpu")
+        raise ReplayError(f"{no_gpu()}; expected --device cpu")
     mx.set_default_device(chosen)
     try:
         yield

@@ -81,6 +81,21 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else str(value)
 
 
+def no_gpu() -> str:
+    """The sentence for a machine without a GPU that MLX can use, with the remedy where only the installation is wrong.
+
+    The packages mlx-cpu and mlx-cuda-N contain the same files, so the one installed last is the one in use.
+    """
+    installed = {str(one.metadata["Name"]).lower() for one in importlib.metadata.distributions()}
+    cuda = sorted(name for name in installed if name.startswith("mlx-cuda"))
+    if not cuda or "mlx-cpu" not in installed:
+        return "this machine has no GPU that MLX can use"
+    return (
+        f"MLX can use no GPU here: mlx-cpu and {cuda[0]} are both installed and hold the same files; "
+        f"pip uninstall mlx-cpu, then pip install --force-reinstall --no-deps {cuda[0]}"
+    )
+
+
 @contextlib.contextmanager
 def on_device(backend: str) -> Iterator[None]:
     """Makes the recorded device type the default one for a while.
@@ -90,7 +105,7 @@ def on_device(backend: str) -> Iterator[None]:
     """
     wanted = mx.DeviceType.cpu if backend == "cpu" else mx.DeviceType.gpu
     if not mx.is_available(mx.Device(wanted)):
-        raise ReplayError(f"the run was recorded on {backend}, and this machine has no such device that MLX can use")
+        raise ReplayError(f"the run was recorded on {backend}, and {no_gpu()}")
     before = mx.default_device()
     mx.set_default_device(mx.Device(wanted))
     try:

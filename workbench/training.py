@@ -13,6 +13,7 @@ import msgspec
 
 from . import manifest as manifests
 from .corpus import Corpus
+from .environment import no_gpu
 from .errors import ExperimentError, RunError
 from .faults import parse
 from .manifest import DataFile, Manifest
@@ -264,7 +265,7 @@ def _device(asked: str | None) -> Literal["cpu", "gpu"]:
     if asked not in (None, "", "cpu", "gpu"):
         raise ExperimentError(f"the device is {asked!r}; expected cpu or gpu")
     if asked == "gpu" and not mx.is_available(mx.Device(mx.DeviceType.gpu)):
-        raise ExperimentError("--device is gpu, and this machine has no GPU that MLX can use; expected cpu")
+        raise ExperimentError(f"--device is gpu, and {no_gpu()}; expected cpu")
     on_gpu = asked == "gpu" or (not asked and mx.default_device().type == mx.DeviceType.gpu)
     return "gpu" if on_gpu else "cpu"
 

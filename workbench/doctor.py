@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from . import operations as counting
+from . import cuda
 from .catalogue import BY_DEFAULT, CATALOGUE, FLOATS
 from .conclusion import conclude, conclude_run
 from .diagnosis import OperationRow, Report, StepRow, listed
@@ -39,8 +39,8 @@ from .replay import Progress
 from .run import Run
 from .selftest import self_test
 from .session import refuse_another
+from .shards import SETTINGS, count, examine_shards, process_count, shards
 from .speed import advice, matmul_gflops
-from .warmup import SETTINGS, warm_up
 
 
 @dataclass(frozen=True)
@@ -81,20 +81,25 @@ def examine(
     total = len(rows) + 4 * len(settings)
     with _on(device), _same_random_state():
         environment = numeric_environment()
-        if operations is None and build is None:
-            progress(0, total, "compiling kernels, on a GPU that has not had them yet")
-            warm_up()
-        progress(0, total, "matrix product")
-        gflops = matmul_gflops()
         disturb = disturbance()
-        counted = []
-        for number, operation in enumerate(rows):
-            progress(number, total, f"{operation.name}, {operation.dtype}")
-            counted.append(_count(operation, disturb))
+        counted: list[OperationRow] = []
+        already: list[list[Digests]] = []
+        if cuda.available() and operations is None and build is None:
+            given = shards(_device(), STEPS, process_count())
+            counted, digests = examine_shards(given, lambda what: progress(0, total, what))
+            already = [digests]
+        else:
+            for number, operation in enumerate(rows):
+                progress(number, total, f"{operation.name}, {operation.dtype}")
+                counted.append(count(operation, disturb))
+        progress(len(rows), total, "matrix product")
+        gflops = matmul_gflops()
         subject = fresh_experiments(build or small_transformer)
         job = None if build else Job(device=_device(), settings=settings, steps=STEPS)
         examined = _examine_steps(
-            subject, settings, _MACHINE, job, disturb, lambda done, what: progress(len(rows) + done, total, what)
+            *(subject, settings, _MACHINE, job, disturb),
+            lambda done, what: progress(len(rows) + done, total, what),
+            already,
         )
         test = self_test(*subject(settings[0]))
     progress(total, total, "done")
@@ -171,18 +176,6 @@ def examine_run(
     )
 
 
-# ---- operations
-
-
-def _count(operation: Operation, disturb: Callable[[int], None]) -> OperationRow:
-    try:
-        distinct = counting.count_distinct(operation.make(), REPEATS, disturb)
-        remedy = operation.remedy if distinct > 1 else None
-    except (RuntimeError, ValueError, TypeError) as error:  # not every backend has every operation in every dtype
-        distinct, remedy = 0, "MLX can't do it here: " + str(error).partition("\n")[0].rstrip(".")
-    return OperationRow(operation.name, operation.dtype, REPEATS, distinct, remedy)
-
-
 # ---- whole steps
 
 
@@ -201,9 +194,14 @@ def _examine_steps(
     job: Job | None,
     disturb: Callable[[int], None],
     say: Callable[[int, str], None],
+    already: Sequence[list[Digests]] = (),
 ) -> _Examined:
     """Each setting here, then all of them in fresh processes: by then the kernels are compiled, and two processes don't
-    write the same one at once."""
+    write the same one at once.
+
+    Args:
+        already: what fresh processes have found before: digests of each setting.
+    """
     here: list[list[Digests]] = []
     owners: list[dict[str, str]] = []
     for number, setting in enumerate(settings):
@@ -213,11 +211,11 @@ def _examine_steps(
         here.append(repeat(stepper, start, effort.steps, effort.repeats, effort.seconds / len(settings), disturb))
         owners.append({path: layer for layer, paths in stepper.owned.items() for path in paths})
     notes: list[str] = []
-    fresh: list[list[Digests]] = []
-    if job is not None:
+    fresh = list(already)
+    if job is not None and effort.processes > len(fresh):
         say(3 * len(settings), "the same in fresh processes")
         try:
-            fresh = in_fresh_processes(job, effort.processes)
+            fresh += in_fresh_processes(job, effort.processes - len(fresh))
         except ReplayError as error:
             notes.append(f"Fresh processes could not be tried: {error}.")
     tallies = [tally(found + [one[number] for one in fresh]) for number, found in enumerate(here)]

@@ -66,6 +66,20 @@ def test_thinning_keeps_it_and_a_resumed_run_knows_it(tmp_path):
     assert [step for step, _ in open_run(path).checkpoints] == [0, 8, 20]
 
 
+def test_a_resume_does_not_keep_the_same_state_again(tmp_path):
+    def gone_on(path, resume):
+        with recorder(path, resume=resume, save_every=0) as recording:
+            for batch in recording.batches(16):
+                recording.step(batch)
+        return open_run(path).checkpoints
+
+    spiking(tmp_path / "nan", rate=float("inf"))  # NaN from step 9 on: state 8 is there
+    assert gone_on(tmp_path / "nan", True) == [(0, 0), (8, 0), (14, 0), (16, 0)]
+    spiking(tmp_path / "run")
+    found = gone_on(tmp_path / "run", 8)  # step 9 is a spike again, now of segment 1, from the very same state
+    assert open_run(tmp_path / "run").line(9, 1).loss is not None and (8, 1) not in found
+
+
 def test_a_disk_that_is_full_stops_no_training(tmp_path, monkeypatch):
     real = snapshot.write
 

@@ -56,6 +56,17 @@ def test_thinned_checkpoints_leave_fewer_neighbours(tmp_path):
     )
 
 
+def test_what_was_not_logged_is_not_called_another_step(tmp_path):
+    path = runs.recorded(tmp_path)
+    runs.edit_line(path, 9, state=...)
+    runs.edit_line(path, 10, grad_norm=1.0, grad_norm_bits="0x3f800000")
+    found = open_run(path).context(10, before=2)
+    assert found.notices[-2:] == [
+        "not replayed exactly, so not what the run computed: steps [10]",
+        "the run logged too little to say whether this is what it computed: steps [9]",
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

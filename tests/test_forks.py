@@ -246,6 +246,31 @@ def test_a_state_that_stands_twice_alike_is_taken(tmp_path, parent):
     assert fork_point(run, 12).parent.segment == 1 == fork_point(run, 10, experiment=runs.build()).parent.segment
 
 
+def test_without_lanes_two_states_are_not_taken_for_one(tmp_path, parent):
+    copy = shutil.copytree(parent.path, tmp_path / "run")
+    record(copy, 14, resume=8)
+    runs.edit_line(copy, 10, state=...)  # of segment 1
+    with pytest.raises(ReplayError, match="segments .0, 1., and the telemetry does not say whether they are the same"):
+        fork_point(copy, 10)
+    assert fork_point(copy, 10, segment=0, experiment=runs.build()).parent.segment == 0
+
+
+def test_a_changed_state_that_is_gone_is_not_replaced_by_the_one_before_the_change(tmp_path):
+    with Recorder(tmp_path / "run", *runs.parts(runs.build()), **SETTINGS) as recorder:
+        for batch in recorder.batches(8):
+            recorder.step(batch)
+            if recorder.step_number == 6:
+                recorder.experiment.model.layers[1].weight = recorder.experiment.model.layers[1].weight * 2
+                recorder.open_segment()
+    run = open_run(tmp_path / "run")
+    assert fork_point(run, 6, segment=1).parent.segment == 1
+    snapshot.delete(run.path / "checkpoints", 6, 1)
+    assert "weights differs, and that segment has no checkpoint of it" in run.plan(7).notices[0]
+    with pytest.raises(ReplayError, match="state 6 from which segment 1 .* has no checkpoint of it"):
+        fork_point(run, 6, segment=1, experiment=runs.build())
+    assert fork_point(run, 6, segment=0, experiment=runs.build()).parent.segment == 0
+
+
 def test_a_fork_that_is_also_a_resume(parent):
     with pytest.raises(ExperimentError, match="resume and fork both say where to start"):
         Recorder(parent.path, *runs.parts(runs.build()), compile=False, resume=True, fork=fork_point(parent, 4))

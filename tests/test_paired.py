@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import runs
 
-from workbench import compare_runs, open_run
+from workbench import compare_runs, fork, open_run
 from workbench.bits import flip_bit, float_bits
 from workbench.compare import ITEMS, compare_evidence, overall
 from workbench.errors import ReplayError, RunError
@@ -471,6 +471,39 @@ def test_a_fork_says_where_it_came_from(copies):
 
 
 # ------------------------------------------------------------------------------------------------- segments, mistakes
+
+
+def test_a_run_and_its_fork_are_compared_from_the_forks_first_step(tmp_path):
+    parent = open_run(runs.recorded_read_only())
+    twin, other = (fork(parent, 8, tmp_path / name, changes=how) for name, how in (("twin", []), ("other", ["lr=3x"])))
+    for pair in ((parent, twin), (twin, parent)):
+        found = compare_runs(*pair)
+        assert found.attribution == "identical" and found.table["step"].to_list() == [9, 10, 11, 12]
+    assert part(compare_runs(parent, other)) == (9, "state.weights", None)
+
+
+def test_a_state_changed_outside_of_any_step_is_no_settings_doing():
+    def planted(name, *faults):
+        return trained(name, *(word for fault in faults for word in ("--fault", fault)))
+
+    both = compare_runs(plain(), planted("both", "garbage@7", "weight-scaled@7"))
+    assert both.attribution == "not attributable"
+    assert "before step 7 the training loops themselves changed the state" in both.sentence
+    seam = "In both segment 1 went on from another state than step 6 had left: weights differs."
+    assert both.notices == [seam]
+    later = compare_runs(plain(), planted("later", "garbage@7", "moments-zeroed@9"))
+    assert later.attribution == "one setting"
+    assert ") alone up to step 8, after which the loops changed the state themselves: " in later.sentence
+    alike = compare_runs(planted("edited", "weight-scaled@7"), trained("edited2", "--fault", "weight-scaled@7"))
+    assert alike.attribution == "identical"
+
+
+def test_norms_of_other_numbers_of_layers_are_a_difference_not_a_failure(copies):
+    left, right = copies()
+    runs.edit_line(right, 5, per_layer_act_norms=[1.0, 2.0])
+    found = compare_runs(left, right)
+    assert part(found) == (5, "per_layer_act_norms", None) and found.parting.b == "2 entries"
+    assert found.to_json() and found._repr_html_()
 
 
 def test_segments_that_disagree_must_be_chosen(tmp_path):

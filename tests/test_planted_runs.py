@@ -10,7 +10,7 @@ import runs
 
 from workbench import open_run
 from workbench.faults import KINDS, parse
-from workbench.training import train_run
+from workbench.training import Quiet, train_run
 
 AT, STEPS = 4, 7
 SETTINGS = runs.SMALL | {"save_every": 6, "no_spike_detect": True, "dropout": 0.1, "compile_": False}
@@ -101,6 +101,28 @@ def test_a_resume_goes_on_with_the_same_bits(tmp_path, name):
     resumed = open_run(run.path)
     trace = replayed(resumed, STEPS, segment=again["segment"])
     assert trace.exact and resumed.edits(STEPS, again["segment"]) is None
+
+
+@pytest.mark.parametrize(("name", "refused"), [("log-bit", True), ("lost-optimizer", True), ("garbage", False)])
+def test_a_resume_does_not_pass_over_a_fault_that_was_not_planted_yet(tmp_path, name, refused):
+    class Stop(Quiet):
+        def on_step(self, step, loss, reading):
+            if step == AT - 2:
+                raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train_run(out, runs.corpus(), STEPS, faults=[PLACED[name]], watcher=Stop(), **SETTINGS)
+    before, said = runs.digest(out), runs.here("train", "--out", out, "--resume")
+    if refused:
+        assert f"before fault {name}@{AT} was planted, and a resume can't plant it" in said.sentence
+        assert runs.digest(out) == before
+        (out / "planted.json").unlink()
+        said = runs.here("train", "--out", out, "--resume")
+        assert logged(out) == logged(planted_read_only(""))
+    else:  # part of the recipe
+        assert logged(out) == logged(planted_read_only(PLACED[name]))
+    assert said.code == 0, said.err
 
 
 @pytest.mark.parametrize("name", ["weight-scaled", "lost-cursor"])

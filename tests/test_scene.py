@@ -176,7 +176,7 @@ def test_steps_after_it_that_are_not_the_runs_are_named(path):
     edit_line(path, 11, lambda line: line.update(loss=1.0, loss_bits="0x3f800000"))
     scene = Scene.open(open_run(path), 9, next_steps=3)
     assert scene.exact and len(scene.baseline.next_losses) == 3
-    assert scene.notices == ["the untouched step 11 is not the run's: loss differ"]
+    assert scene.notices == ["the untouched step 11 is not the run's: loss differs"]
 
 
 def test_another_environment_is_refused_or_named(path):

@@ -295,6 +295,16 @@ def test_which_process_wrote_a_step(write):
     assert telemetry.meta_before(1, 1) is None
 
 
+def test_a_process_that_ended_before_its_first_step_opened_no_segment(write):
+    meta = {"type": "meta", "segment": 1, "step": 1}
+    path = write(
+        *({"type": "meta", "segment": 0, "step": 0, "process": "a"}, step(1)),
+        *(meta | {"process": "b"}, meta | {"process": "c"}, step(2, segment=1), meta | {"step": 2, "process": "d"}),
+    )
+    assert [read(path).meta(segment).process for segment in (0, 1)] == ["a", "c"]
+    assert read(path).meta(2) is None
+
+
 # -------------------------------------------------------------------------------------------------------------- writing
 
 

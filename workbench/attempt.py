@@ -129,7 +129,7 @@ def _clip(attempt: Attempt, limit: float | None) -> None:
 
 
 def _reset(attempt: Attempt, leaves: Sequence[str]) -> None:
-    _refuse_other_than_adam(attempt, "moments to reset")
+    _refuse_other_than_adam(attempt, "moments")
     lanes = {f"adam_{leaf}" for leaf in leaves}
     zeros = {path: mx.zeros_like(array) for path, array in attempt.state.optimizer.items() if lane_of(path) in lanes}
     attempt.state = replace(attempt.state, optimizer=attempt.state.optimizer | zeros)

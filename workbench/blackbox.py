@@ -24,13 +24,14 @@ class BlackBox:
         limit: how many states a run commits; 0: none, and nothing is held.
         bytes: memory that the held state takes.
         committed: step and segment of each checkpoint that was saved for the sake of the step after it.
+        finite: whether loss and gradient norm of the last step were.
     """
 
     limit: int = LIMIT
     bytes: int = 0
     committed: set[tuple[int, int]] = field(default_factory=set)
+    finite: bool = True
     _held: tuple[State, int] | None = None
-    _finite: bool = True
 
     @classmethod
     def for_experiment(cls, experiment: Experiment, limit: int) -> BlackBox:
@@ -51,8 +52,8 @@ class BlackBox:
         """The held state and its segment, if the step that started from it is to be looked at again: a rule of spike
         detection names it, or it is the first whose loss or gradient norm is not finite."""
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
-        wanted = (rule is not None and finite) or (not finite and self._finite)
-        self._finite = finite
+        wanted = (rule is not None and finite) or (not finite and self.finite)
+        self.finite = finite
         if not wanted or self._held is None or len(self.committed) >= self.limit:
             return None
         state, segment = self._held

@@ -225,9 +225,11 @@ def conclude(
     where = f"at step {parting.step} in {_ITEMS.get(parting.item, parting.item)}"
     if parting.start:
         where = "in the state that they start from"
+    later = min((step for step in edits if step > parting.step), default=None)
+    until = "" if later is None else f" up to step {later - 1}, after which the loops changed the state themselves"
     return "one setting", (
-        f"The difference between {both} is due to {knobs[0]} alone: {caveat}environment and all other settings are "
-        f"the same, and they have the same bits until they part {where}, where that setting acts."
+        f"The difference between {both} is due to {knobs[0]} alone{until}: {caveat}environment and all other settings "
+        f"are the same, and they have the same bits until they part {where}, where that setting acts."
     )
 
 

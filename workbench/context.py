@@ -42,6 +42,9 @@ def replay_context(
         if ((spikes["step"] == other) & (spikes["segment"] == run.manifest.lineage(chosen, other))).any()
     ]
     notices = neighbours_notice(step, before, steps[:-1], flagged)
-    if unlike := [trace.step for trace in traces if not trace.exact]:
+    faithful = {trace.step: trace.record.gates.faithful.verdict for trace in traces if not trace.exact}
+    if unlike := [other for other, verdict in faithful.items() if verdict != "unverified"]:
         notices.append(f"not replayed exactly, so not what the run computed: steps {unlike}")
+    if unknown := [other for other, verdict in faithful.items() if verdict == "unverified"]:
+        notices.append(f"the run logged too little to say whether this is what it computed: steps {unknown}")
     return Context(step, traces, flagged, notices)

@@ -165,14 +165,22 @@ def _holder(run: Run, step: int, segment: int | None) -> int:
     having = {s for s in began if run.manifest.segments[s].start == step} | set(telemetry.segments_with(step))
     if segment is not None:
         having &= {state_segment(run.manifest, there, step, segment)}
+        onward = run.manifest.lineage(segment, step + 1)  # what the state is to be the start of, on this way
+        started = run.manifest.segments[onward].start == step and onward not in having
+        if started and run.seam(onward):
+            raise ReplayError(
+                f"the state {step} from which segment {onward} of {run.path} started is not the one that the step had "
+                f"left, and that segment has no checkpoint of it; fork from a checkpoint: {[one for one, _ in there]}"
+            )
     if not having:
         first, last = run.manifest.segments[0].start, telemetry.last_step()
         of = "" if segment is None else f" on the way to segment {segment}"
         raise ReplayError(f"{run.path} has no state {step}{of}; it has states {first} to {last}")
     lanes = [_lanes(run.state_evidence(step, one)) for one in sorted(having)]
-    if any(one != lanes[0] for one in lanes):
+    if len(lanes) > 1 and not all(one and one == lanes[0] for one in lanes):
+        how = "they differ" if all(lanes) else "the telemetry does not say whether they are the same"
         raise ReplayError(
-            f"state {step} of {run.path} stands in segments {sorted(having)}, and they differ; choose one: "
+            f"state {step} of {run.path} stands in segments {sorted(having)}, and {how}; choose one: "
             f"{', '.join(f'--from {step}.s{one}' for one in sorted(having))} (segment=…)"
         )
     return max(having, key=lambda one: ((step, one) in there, one))

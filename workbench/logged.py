@@ -81,6 +81,15 @@ class Logged:
         value = self.lines[step].lr
         return float(value) if isinstance(value, (int, float)) else None
 
+    def edits(self, step: int) -> tuple[Any, dict[str, Any]]:
+        """What the training loop changed in the state before a step: as its line says; and the lanes, as bits, with
+        which its segment started, as far as they are not those that the step before had left."""
+        line = self.lines[step]
+        lanes = self.run.seam(line.segment) if step - 1 == self.run.manifest.segments[line.segment].start else []
+        meta = self.run.telemetry.meta(line.segment) if lanes else None
+        began = {} if meta is None else meta.evidence()
+        return None if line.before is UNSET else line.before, {lane: began[f"state.{lane}"] for lane in lanes}
+
     def norms(self, step: int) -> str:
         """How the norms of a step were added."""
         return self.run.manifest.norms_of(self.lines[step].segment)
@@ -126,9 +135,7 @@ class Pair:
 
     def edits_differ(self, step: int) -> bool:
         """Whether the training loops changed different things in the state before a step."""
-        left, right = (
-            None if side.lines[step].before is UNSET else side.lines[step].before for side in (self.a, self.b)
-        )
+        left, right = (side.edits(step) for side in (self.a, self.b))
         return left != right
 
     def first_difference(self, step: int) -> tuple[str | None, Verdict]:
@@ -167,7 +174,8 @@ class Pair:
     def evidence(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """What both logged of a step, or of the state that a run starts from, as bits; only what can be compared."""
         dropped = set[str]()
-        if not self._same_layers or (step in self.a.lines and self.a.norms(step) != self.b.norms(step)):
+        both = step in self.a.lines and step in self.b.lines  # a fork has no line of the state that it starts from
+        if not self._same_layers or (both and self.a.norms(step) != self.b.norms(step)):
             dropped |= set(ARRAYS)
         if not self._same_method:
             dropped |= {f"state.{lane}" for lane in ("weights", "adam_m", "adam_v", "other")}
@@ -181,7 +189,9 @@ class Pair:
         """Describes an item that differs at a step."""
         left, right = (side[item] for side in self.evidence(step))
         layer = None
-        if isinstance(left, list):
+        if isinstance(left, list) and len(left) != len(right):
+            left, right = (f"{len(side)} entries" for side in (left, right))
+        elif isinstance(left, list):
             where = [index for index, sides in enumerate(zip(left, right, strict=True)) if sides[0] != sides[1]]
             # Gradients flow backwards: the last differing layer was computed first.
             place = where[-1 if item == "per_layer_grad_norms" else 0]

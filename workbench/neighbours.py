@@ -218,7 +218,7 @@ def neighbours_notice(step: int, before: int, found: Sequence[int], flagged: Seq
         notices.append(f"spikes among the neighbours were measured, and are no yardstick: {list(flagged)}")
     if len(found) - len(flagged) < SMALLEST_WINDOW:
         notices.append(
-            f"no number was scored: that takes {SMALLEST_WINDOW} healthy steps before step {step}, and there are "
-            f"{len(found) - len(flagged)}"
+            f"no finite number was scored: that takes {SMALLEST_WINDOW} healthy steps before step {step}, and there "
+            f"are {len(found) - len(flagged)}"
         )
     return notices

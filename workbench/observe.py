@@ -168,6 +168,12 @@ def learning_rates(experiment: Experiment) -> list[str | None]:
     return [None if value is None else float_bits(value.item()) for value in found]
 
 
+def rate_paths(experiment: Experiment) -> list[str]:
+    """Where the optimizer's state, or that of each member of a MultiOptimizer, would hold the learning rate."""
+    members = getattr(experiment.optimizer, "optimizers", None)
+    return ["learning_rate"] if members is None else [f"states.{n}.learning_rate" for n in range(len(members))]
+
+
 def edit(experiment: Experiment, edits: Edits) -> None:
     """Does to the state what the training loop did between two steps.
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from . import seams
 from .bits import bits_float, ulp_distance
 from .comparison import Comparison, Parting, conclude
 from .errors import ReplayError
@@ -92,7 +93,7 @@ def compare_runs(
         layer=None if parting is None else next(filter(None, map(pair.layer, steps)), None),
         attribution=attribution,
         sentence=sentence,
-        notices=[*left.notices, *right.notices, *pair.notices(), *_origin(left.run, right.run)],
+        notices=[*left.notices, *right.notices, *pair.notices(), *_seams(pair), *_origin(left.run, right.run)],
     )
 
 
@@ -132,6 +133,17 @@ def _origin(a: Run, b: Run) -> list[str]:
         f"{child.name} is a fork of {other.name}, from its state {child.manifest.parent.step}."
         for child, other in ((a, b), (b, a))
         if child.manifest.parent is not None and child.manifest.parent.run == other.manifest.run
+    ]
+
+
+def _seams(pair: Pair) -> list[str]:
+    """What happened to a run's state outside of any step, which no setting explains."""
+    if pair.a.run.manifest.run == pair.b.run.manifest.run:
+        return []
+    return [
+        f"In {side.run.name} {sentence}."
+        for side in (pair.a, pair.b)
+        for sentence in seams.notices(side.run, side.segment, pair.start, pair.steps[-1])
     ]
 
 

@@ -9,6 +9,7 @@ Knows the core and the folder's layout; nothing of any particular model or data.
 
 from __future__ import annotations
 
+import copy
 import os
 import resource
 import sys
@@ -17,15 +18,18 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import mlx.core as mx
 import msgspec
+import numpy as np
 
 from . import __version__, norms, snapshot
 from . import manifest as manifests
-from .bits import json_float
+from .bits import bits_float, json_float
 from .blackbox import LIMIT, BlackBox
 from .environment import PROCESS, differences, numeric_environment
 from .errors import CheckpointError, ExperimentError, RunError
@@ -46,16 +50,24 @@ from .fingerprint import method_here
 from .hyperparameters import describe_optimizer
 from .journal import Journal
 from .manifest import DataFile, Manifest, Parameter, Segment
-from .observe import Observation, learning_rates, measure_alongside, observe
+from .observe import Observation, learning_rates, measure_alongside, observe, rate_paths
 from .run import CHECKPOINTS, TELEMETRY, Run, refuse_existing
 from .seams import state_segment
 from .snapshot import State
 from .spikes import Reading, SpikeDetector, SpikeSettings
 from .step import Stepper
-from .telemetry import Edits, Line, Writer
+from .telemetry import SCALARS, Edits, Line, Writer
 
 if TYPE_CHECKING:
     from .forks import ForkPoint
+
+
+class _Drawn(NamedTuple):
+    """A batch that was handed out and not used yet: where data and random state stood before it was drawn."""
+
+    cursor: dict[str, Any]
+    key: tuple[int, int]
+    key_after: tuple[int, int]  # another one if the sampler draws random numbers
 
 
 class Recorder:
@@ -144,11 +156,15 @@ class Recorder:
         # What the last step left, to tell later whether the loop has changed it.
         self._rng: tuple[int, int] | None = None
         self._rates: list[str | None] = []
+        self._rate_arrays: dict[str, mx.array] = {}
         self._lanes: dict[str, str] = {}
+        self._drawn: _Drawn | None = None
+        self._edited = False  # the state between a resume and the first step after it
         self._method = method_here()  # of the fingerprints
         self._box = BlackBox(0)
         self._box_limit = black_box
         self._boxed_before: set[tuple[int, int]] = set()
+        self._finite_before = True  # loss and gradient norm of the step before a resume
         if resume is False:
             refuse_existing(self.path)
             self._stepper = measure_alongside(Stepper(self.experiment))  # prepares it
@@ -197,11 +213,18 @@ class Recorder:
     def batches(self, steps: int | None = None) -> Iterator[Any]:
         """The sampler's batches, until step `steps` has been performed (None: until the sampler ends)."""
         while steps is None or self.step_number < steps:
+            if self._journal is None and self._rng is not None:
+                set_random_key(self._rng)  # as in `_start`: the sampler may draw from it
+            cursor, key = read_cursor(self.experiment.sampler), random_key()
             try:
                 batch = next(self.experiment.sampler)
             except StopIteration:
                 return
-            yield batch
+            self._drawn = _Drawn(cursor, key, random_key())
+            try:
+                yield batch
+            finally:
+                self._drawn = None
 
     def step(self, batch: Any) -> float:
         """Performs one step on `batch`, logs it, and saves a checkpoint when one is due. Returns the loss."""
@@ -209,14 +232,16 @@ class Recorder:
         if self._ended:
             raise RunError(f"the recording of {self.path} has ended; go on with a new Recorder and resume=True")
         start = self._start() if self._journal is None else None
-        edits = {} if start else self._edits()
+        edits = {} if start is not None and self._resume is False else self._edits()
+        self._drawn = None
         cursor = read_cursor(self.experiment.sampler)
         self._whole = False
         result = self._stepper(arrays)
         if start is not None:
             self._begin(start)
         self.step_number += 1
-        self._cursor, self._rng, self._rates = cursor, random_key(), learning_rates(self.experiment)
+        self._cursor, self._rng = cursor, random_key()
+        self._keep_rates()
         seen = observe(self._stepper, arrays, result, cursor, self._method)
         self._log(seen, edits)
         self._commit_before(seen)
@@ -235,8 +260,12 @@ class Recorder:
 
         Raises:
             ExperimentError: weights or optimizer state were changed since that step, so they are no longer its state.
+                (A learning rate set for the next step is no such change: the checkpoint has that of the last.)
+            RunError: no step has been performed yet.
         """
-        state = snapshot.capture(self.experiment, self.step_number, self._cursor, self._rng)
+        if self._journal is None:
+            raise RunError(f"no checkpoint can be saved to {self.path} before its first step or after its end")
+        state = self._as_left(snapshot.capture(self.experiment, self.step_number, self._cursor, self._rng))
         lanes = state.lanes(self._method)
         if unlike := [lane for lane, value in self._lanes.items() if lanes[lane] != value]:
             raise ExperimentError(
@@ -252,31 +281,53 @@ class Recorder:
         steps that follow replay exactly. What was there before stays in the segment before.
 
         Raises:
-            RunError: no step has been performed yet. The first one starts from whatever is there.
+            RunError: no step has been performed yet. The first one starts from whatever is there, after a resume in a
+                segment of its own if that is another state than the checkpoint's.
         """
         if self._journal is None:
             raise RunError(f"no segment can be opened in {self.path} before its first step or after its end")
-        cursor = read_cursor(self.experiment.sampler)
-        state = snapshot.capture(self.experiment, self.step_number, cursor)
-        known = self.manifest.segments
-        left = known[self.segment]
-        self.segment = len(known)
-        entry = msgspec.structs.replace(
-            left, segment=self.segment, start=self.step_number, parent=left.segment, t=time.time()
-        )
-        self.manifest = msgspec.structs.replace(self.manifest, segments=[*known, entry])
-        manifests.write(self.manifest, self.path)
+        # The batch of the next step may have been drawn already: a replay draws it after it has restored this state.
+        cursor = read_cursor(self.experiment.sampler) if self._drawn is None else self._drawn.cursor
+        state = snapshot.capture(self.experiment, self.step_number, cursor, self._key())
+        manifest = self._with_segment()
+        manifests.write(manifest, self.path)  # before anything goes on in it: without it no line of it could be read
+        self.manifest, self.segment = manifest, len(manifest.segments) - 1
         self._append_meta(state)
-        self._cursor, self._rng, self._rates = cursor, state.rng, learning_rates(self.experiment)
+        self._cursor, self._rng = cursor, state.rng
+        self._keep_rates()
         self._lanes = state.lanes(self._method)
         self._save(state)
         self._hold()
 
+    def _with_segment(self) -> Manifest:
+        """The manifest with one more segment, which goes on from the present one."""
+        known = self.manifest.segments
+        left = known[self.segment]
+        entry = msgspec.structs.replace(
+            left, segment=len(known), start=self.step_number, parent=left.segment, t=time.time()
+        )
+        return msgspec.structs.replace(self.manifest, segments=[*known, entry])
+
+    def _key(self) -> tuple[int, int]:
+        """The random state between two steps: without what the sampler drew for a batch, which a replay draws again."""
+        key = random_key()
+        return self._drawn.key if self._drawn is not None and key == self._drawn.key_after else key
+
     def _edits(self) -> dict[str, Any]:
         """What the loop changed between two steps, of what a replay can change too."""
-        key, rates = random_key(), learning_rates(self.experiment)
+        key, rates = self._key(), learning_rates(self.experiment)
         found = Edits(rng=None if key == self._rng else key, learning_rate=None if rates == self._rates else rates)
         return {} if found == Edits() else {"before": found}
+
+    def _keep_rates(self) -> None:
+        """Remembers the learning rates of this state, for the loop may set others before the next step."""
+        self._rates = learning_rates(self.experiment)
+        found = state_arrays(self.experiment.optimizer.state)
+        self._rate_arrays = {path: copy.copy(found[path]) for path in rate_paths(self.experiment) if path in found}
+
+    def _as_left(self, state: State) -> State:
+        """The state with the learning rates that the last step left."""
+        return replace(state, optimizer=state.optimizer | self._rate_arrays)
 
     # ---- beginning
 
@@ -286,9 +337,18 @@ class Recorder:
         if self._resume is False:
             refuse_existing(self.path)  # another process may have begun it meanwhile
             self.experiment.prepare()  # again: weights may have been loaded since
-        if self._rng is not None:
-            set_random_key(self._rng)  # the random state is a thread's own, and this is the one that trains
-        return snapshot.capture(self.experiment, self.step_number, self._cursor)
+        if self._rng is not None:  # the random state is a thread's own, and this is the one that trains
+            set_random_key(self._rng if self._drawn is None else self._drawn.key_after)
+        cursor = self._cursor if self._drawn is None else self._drawn.cursor
+        state = snapshot.capture(self.experiment, self.step_number, cursor, self._key())
+        if self._resume is False:
+            return state
+        left = self._as_left(state)
+        self._edited = left.lanes(self._method) != self._lanes
+        if not self._edited:
+            return left
+        self._keep_rates()
+        return state
 
     def _begin(self, start: State) -> None:
         """After the first step, which found the layers' order: manifest, checkpoint 0, the telemetry's first line."""
@@ -300,11 +360,18 @@ class Recorder:
             self._lock()
             self._save(start)
         else:
-            if self.segment not in {entry.segment for entry in manifests.read(self.path).segments}:
+            there = {entry.segment for entry in manifests.read(self.path).segments}
+            if self._edited and self.segment in there:
+                self.manifest = self._with_segment()
+                self.segment = len(self.manifest.segments) - 1
+            if self.segment not in there:
                 manifests.write(self.manifest, self.path)
             self._open_telemetry(start)
+            if self._edited:  # as `open_segment`
+                self._save(start)
         self._box = BlackBox.for_experiment(self.experiment, self._box_limit)
         self._box.committed |= self._boxed_before
+        self._box.finite = self._finite_before
         self._box.hold(start, self.segment)
 
     def _open_copy(self) -> None:
@@ -381,7 +448,8 @@ class Recorder:
         snapshot.restore(self.experiment, state)
         self.step_number, self._cursor = step, read_cursor(self.experiment.sampler)
         self._saved_at = (step, segment)
-        self._rng, self._rates, self._lanes = state.rng, learning_rates(self.experiment), state.lanes(self._method)
+        self._rng, self._lanes = state.rng, state.lanes(self._method)
+        self._keep_rates()
         environment = numeric_environment()
         newest = max(
             (line.step for line in run.telemetry.lines if line.type == "step" and line.segment == parent), default=0
@@ -403,6 +471,8 @@ class Recorder:
         self._boxed_before = {
             (before, s) for before, s in there if (line := run.line(before + 1, s)) is not None and line.spike is True
         }
+        left = run.evidence(step, segment)
+        self._finite_before = all(np.isfinite(bits_float(left[name])) for name in SCALARS if name in left)
         if self._detector is not None:
             run.manifest = self.manifest  # on disk only once a step is performed
             self._warm_up(run)
@@ -479,7 +549,10 @@ class Recorder:
         """Commits the state before the step just logged, if that is a spike. Training goes on if it can't be saved."""
         rule = None if self.reading is None else self.reading.rule
         found = self._box.due(float(seen.loss), float(seen.grad_norm), rule)
-        if found is None or found[0].step == 0 or (found[0].step, found[1]) in Run(self.path).checkpoints:
+        if found is None or found[0].step == 0:
+            return
+        step, there = found[0].step, Run(self.path).checkpoints
+        if (step, state_segment(self.manifest, there, step, found[1])) in there:  # maybe of another: after a resume
             return
         try:
             self._write(*found)

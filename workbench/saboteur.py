@@ -28,7 +28,8 @@ Edit = Callable[[State, State], State]  # of the state as it is, and of the run'
 
 @dataclass(frozen=True)
 class GradientFlip:
-    """One bit of the gradient of parameter `path`; `index` in row-major order, `bit` 0 is the lowest."""
+    """One bit of the gradient of parameter `path`, with accumulation of that of each micro-batch; `index` in row-major
+    order, `bit` 0 is the lowest."""
 
     path: str
     index: int

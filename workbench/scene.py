@@ -149,6 +149,11 @@ class Scene:
         """The untouched step: what an `Effect` stands beside."""
         return self.untouched(self.next_steps)
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether every state of the scene is in memory; if not, an earlier one takes a roll-forward of its own."""
+        return self._holds_all
+
     def untouched(self, next_steps: int) -> Effect:
         """`baseline`, with another number of steps after N."""
         following = self.after(next_steps)
@@ -295,7 +300,8 @@ class Scene:
     def _compare_after(self, step: int, seen: Mapping[str, str]) -> None:
         recorded = self._ready.evidence(step) if self.run.line(step, self.segment) else {}
         if unlike := [name for name, value in seen.items() if recorded.get(name, value) != value]:
-            notice = f"the untouched step {step} is not the run's: {' and '.join(unlike)} differ"
+            verb = "differs" if len(unlike) == 1 else "differ"
+            notice = f"the untouched step {step} is not the run's: {' and '.join(unlike)} {verb}"
             if notice not in self.notices:
                 self.notices.append(notice)
 

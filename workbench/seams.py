@@ -69,9 +69,11 @@ def seam(run: Run, segment: int) -> list[str]:
 
 def notices(run: Run, segment: int, first: int, last: int) -> list[str]:
     """Sentences on the seams from state `first` to step `last` on the way to a segment."""
+    committed = run.checkpoints
     return [
         f"segment {entry.segment} went on from another state than step {entry.start} had left: "
         f"{', '.join(lanes)} differ{'s' if len(lanes) == 1 else ''}"
+        + ("" if (entry.start, entry.segment) in committed else ", and that segment has no checkpoint of it")
         for entry in run.manifest.segments
         if first <= entry.start < last
         and run.manifest.lineage(segment, entry.start + 1) == entry.segment

@@ -169,8 +169,17 @@ class Telemetry:
         return max((step for _, step in self._index), default=0)
 
     def meta(self, segment: int) -> Line | None:
-        """The line that opened the segment, or None."""
-        return next((line for line in self.lines if line.type == "meta" and line.segment == segment), None)
+        """The line that opened the segment: of the process that performed its first step; or None.
+
+        A process that ended before that may have left one too, with a state from which nothing went on.
+        """
+        found = None
+        for line in self.lines:
+            if line.segment == segment and line.type == "meta":
+                found = line
+            elif line.segment == segment and line.type == "step" and found is not None:
+                break
+        return found
 
     def meta_before(self, step: int, segment: int) -> Line | None:
         """The meta line of the process that performed the step: a segment may be written by several in turn."""

@@ -15,11 +15,11 @@ from . import manifest as manifests
 from .corpus import Corpus
 from .environment import no_gpu
 from .errors import ExperimentError, RunError
-from .faults import parse
+from .faults import KINDS, parse
 from .manifest import DataFile, Manifest
 from .model import PRESETS, ModelConfig, depth_config
 from .planters import SOURCES
-from .planting import plant
+from .planting import LABELS, plant
 from .rebuild import locate
 from .recipe import AdamWConfig, TrainConfig, config_from
 from .run import Run, refuse_existing
@@ -165,7 +165,8 @@ def resumed(given: Mapping[str, Any]) -> Job:
     """A job that goes on from a checkpoint of the run at `--out`; everything else comes from its manifest.
 
     Raises:
-        ExperimentError: an option was given that the manifest decides, or the run is not one of the trainer's.
+        ExperimentError: an option was given that the manifest decides; or the run is not one of the trainer's; or it
+            was to have a fault that was not planted yet.
         RunError, DataError: the run or its data can't be read.
     """
     out: Path | None = given["out"]
@@ -179,6 +180,7 @@ def resumed(given: Mapping[str, Any]) -> Job:
         raise ExperimentError(
             f"{out} was not recorded by `workbench train`; resume it from your own loop with Recorder"
         )
+    _refuse_unplanted(out)
     config = config_from(manifest.rebuild.get("config"))
     if given["steps"] is not None:
         config = msgspec.structs.replace(config, steps=given["steps"])
@@ -187,6 +189,30 @@ def resumed(given: Mapping[str, Any]) -> Job:
     files = [locate(entry, out) for entry in manifest.data]
     resume = True if given["resume"] == "last" else int(given["resume"])
     return Job(config, files, out, manifest.data, resume, recording=recording_as(manifest, given))
+
+
+class _Label(msgspec.Struct):
+    fault: str
+    step: int
+
+
+def _refuse_unplanted(out: Path) -> None:
+    """A fault that no recipe holds is planted by the process that starts the run. Were that ended before its step, the
+    labels would name what never happened."""
+    path = out / LABELS
+    if not path.exists():
+        return
+    try:
+        labels = msgspec.json.decode(path.read_bytes(), type=list[_Label])
+    except msgspec.MsgspecError as error:
+        raise RunError(f"{path} is damaged: {error}; expected the labels of the faults planted in this run") from error
+    last = Run(out).last_step
+    for label in labels:
+        if label.step > last and label.fault in KINDS and KINDS[label.fault].applied in ("state", "transient"):
+            raise ExperimentError(
+                f"{out} ended after step {last}, before fault {label.fault}@{label.step} was planted, and a resume "
+                "can't plant it; record the run anew, or remove planted.json to go on without the fault"
+            )
 
 
 def refuse_used(out: Path) -> None:

@@ -28,7 +28,9 @@ def test_demo_finds_the_planted_spike_and_replays_it_exactly(small, tmp_path):
     assert "Spike detected at step 30 (loss_" in said.out and "Step 30 is exact" in said.out
     for name in ("repeatable", "faithful", "sensitive"):
         assert f"{name} " in said.out
-    assert f"workbench replay {tmp_path / 'demo'} --step 28..32" in said.out
+    assert "Step 30: data. The batch of step 30 carries it: rows " in said.out
+    assert f"workbench autopsy {tmp_path / 'demo'} --step 30" in said.out
+    assert f"workbench replay {tmp_path / 'demo'} --step 30 --context 8" in said.out
     assert f"workbench lab {tmp_path / 'demo'}" in said.out
     assert "step 30: spike (loss_" in said.err  # told while it trains
     run = open_run(tmp_path / "demo")
@@ -38,7 +40,7 @@ def test_demo_finds_the_planted_spike_and_replays_it_exactly(small, tmp_path):
 
 def test_demo_without_a_folder_keeps_its_run_in_a_temporary_one(small, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    trace, spike, out = demo.run_demo(None, Quiet())
+    trace, _, spike, out = demo.run_demo(None, Quiet())
     assert trace.exact and spike.step == 30 and (out / "run.json").exists()
     assert out.name == "run" and out.parent.parent == tmp_path and out.parent.name.startswith("workbench-demo-")
 

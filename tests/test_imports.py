@@ -12,7 +12,10 @@ LIGHT = (
     *("telemetry", "trace", "compare", "spikes", "plots", "run", "manifest", "cli", "bits", "files", "errors"),
     *("changes", "rowfacts", "batchfacts", "traces", "whatif"),
     *("paired", "logged", "ladder"),
+    *("verdict", "alarm", "suspects"),
     *("quantities", "summary", "measured", "trace_tables", "findings", "neighbours", "context_tables", "heatmap"),
+    *("timeline_figure", "tokens", "markup", "views", "layer_view", "batch_view", "cause_view", "looking", "results"),
+    *("casebook", "outcome", "baselines", "scores", "spikebench", "spikebench_report"),
 )
 CORE = (
     "step",
@@ -34,9 +37,11 @@ CORE = (
     "ways",
     *("measure", "second_moment", "attention", "watch", "nonfinite"),
     "state_edits",
+    *("counterfactual", "damage"),
 )
 ABOVE = {"model", "data", "train", "training", "faults", "cli", "demo", "lab", "run", "record", "session", "manifest"}
-ABOVE |= {"context", "neighbours"}
+ABOVE |= {"context", "neighbours", "inquiry", "autopsy"}
+ABOVE |= {"casebook", "outcome", "trial", "baselines", "scores", "spikebench", "spikebench_report"}
 ABOVE |= {"alterations", "recipe", "planting", "planters", "saboteur", "seams", "forks", "forking"}
 SCREEN = {"ipywidgets", "matplotlib", "IPython", "rich", "click"}
 
@@ -169,7 +174,10 @@ def test_what_stands_beside_the_core_knows_it_not(module):
     [
         *("data", "spikes", "telemetry", "manifest", "trace", "plots", "compare", "changes", "rowfacts", "traces"),
         *("difference", "ladder", "knobs", "comparison", "pair_figure"),
+        *("timeline_figure", "markup", "batch_view", "cause_view", "results"),
         *("alterations", "faults", "seams"),
+        *("verdict", "alarm", "suspects"),
+        *("casebook", "outcome", "baselines", "scores", "spikebench", "spikebench_report"),
     ],
 )
 def test_without_mlx_all_the_way_down(module):

@@ -55,7 +55,8 @@ class TestEach:
     def test_what_it_shows_holds_on_any_machine(self, path):
         for cell in code(path):
             assert not UNSTABLE.search(shown(cell)), shown(cell)
-            long = re.findall(r"\d+\.\d{4,}", shown(cell))
+            compared = "nbval-ignore-output" not in cell.metadata.get("tags", [])
+            long = re.findall(r"\d+\.\d{4,}", shown(cell)) if compared else []
             assert not long, f"not rounded: {long}"
 
     def test_a_reader_without_a_kernel_sees_the_panel(self, path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from test_plots import artists, inside, legend, texts
+from pictures import artists, inside, legend, texts
 
 from workbench.errors import WorkbenchError
 from workbench.pair_figure import MARKS, loss_pair

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .spikes import find_spikes as find_spikes
     from .trace import Trace as Trace
     from .training import train_run as train_run
+    from .verdict import Verdict as Verdict
 
 __version__ = "0.1.0"
 
@@ -52,6 +53,7 @@ _HOMES = {
     "find_spikes": "spikes",
     "Trace": "trace",
     "train_run": "training",
+    "Verdict": "verdict",
 }
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604
 

@@ -538,6 +538,44 @@ def whatif(run: Path, step: int, changes: tuple[str, ...], as_json: bool, **opti
 
 
 @main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--step", required=True, type=click.IntRange(1), help="The step.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+@click.option("--segment", type=int, help="Where the step stands in several segments that differ.")
+@click.option("--factory", help="module:function that rebuilds the run; naming it is consent to import it.")
+@click.option("--trace-dir", type=click.Path(path_type=Path), help="Where the file goes. [default: the run's traces/]")
+@click.option("--checkpoint", type=int, help="Start from the checkpoint of this step. [default: the nearest]")
+@click.option("--other-environment", is_flag=True, help="Go on where this machine computes differently.")
+def autopsy(run: Path, step: int, as_json: bool, **options: Any) -> None:
+    """Why did the loss spike at this step? The cause, the evidence, and a way out that was tried.
+
+    One of data, optimizer, schedule, curvature, attention-logits, precision, resume, transient-fault, unknown, or
+    no-spike. Replays the step and the 8 before it, then experiments on their states.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .run import open_run
+
+    opened = open_run(run)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_console(stderr=True), transient=True) as bar:
+        task = bar.add_task("restoring", total=None)
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        verdict = opened.autopsy(step, progress=progress, **options)
+    if as_json:
+        click.echo(verdict.to_json())
+        return
+    from .verdict_tables import verdict_parts
+
+    console = _console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    for part in verdict_parts(verdict):
+        console.print(part, soft_wrap=isinstance(part, str), markup=False)
+
+
+@main.command()
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--factory", help="module:function that rebuilds RUN; naming it is consent to import it.")
@@ -637,14 +675,16 @@ def compare(run_a: Path, run_b: Path, as_json: bool, segment_a: int | None, segm
 @main.command()
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep the run in this folder. [default: a temporary one]")
 def demo(keep: Path | None) -> None:
-    """In under a minute: train on Shakespeare with a planted spike, detect it, replay it exactly."""
+    """In under a minute: train on Shakespeare with a planted spike, detect it, replay it exactly, find its cause."""
     from .demo import STEPS, run_demo
 
     with _Progress(STEPS) as watcher:
-        trace, spiked, out = run_demo(keep, watcher)
+        trace, verdict, spiked, out = run_demo(keep, watcher)
     click.echo(f"\nSpike detected at step {spiked.step} ({spiked.rule}): {spiked.explanation}.\n")
     _print_trace(trace, full=True)
-    click.echo(f"\nWhere to look next:\n  workbench replay {out} --step {spiked.step - 2}..{spiked.step + 2}")
+    click.echo(f"\n{verdict.sentence()}")
+    click.echo(f"\nWhere to look next:\n  workbench autopsy {out} --step {spiked.step}")
+    click.echo(f"  workbench replay {out} --step {spiked.step} --context 8")
     click.echo(f"  workbench lab {out}")
 
 
@@ -671,7 +711,7 @@ def faults(as_json: bool) -> None:
 
 @main.group()
 def bench() -> None:
-    """Measure what the workbench costs."""
+    """Measure what the workbench costs, and whether its verdicts are right."""
 
 
 @bench.command()
@@ -711,6 +751,49 @@ def record(preset: str, corpus: Path | None, rounds: int, burst: int, as_json: b
     _console(highlight=False).print(table)
     blas = cost.environment["blas"]
     click.echo(f"mlx {cost.environment['mlx']}, {cost.environment['device']}, {blas['library'] if blas else 'GPU'}")
+
+
+@bench.command("spikes")
+@click.option("--faults", help="Only these, as in garbage,lr,healthy. [default: all]")
+@click.option("--seeds", help="As in 1000..1003 or 1,2. [default: 1000..1001, from which no rule was derived]")
+@click.option("--sizes", help="Sizes of the model, which take turns. [default: tiny,long,wide]")
+@click.option("--quick", is_flag=True, help="A dozen small cases with the first seed, in about two minutes.")
+@click.option("--out", type=click.Path(path_type=Path), help="Keep the runs here, or go on with an interrupted bench.")
+@click.option("--again", is_flag=True, help="Ask about the runs in --out once more; none is trained again.")
+@click.option("--processes", type=click.IntRange(1), help="Cases at a time. [default: one for each core]")
+@click.option("--json", "as_json", is_flag=True, help="Print figures and outcomes as JSON.")
+def bench_spikes(faults: str | None, seeds: str | None, sizes: str | None, as_json: bool, **options: Any) -> None:
+    """Is the verdict right? Runs with planted spikes of known cause, and healthy ones.
+
+    Prints a confusion matrix, how often cause and culprit were right, false alarms on healthy steps and seconds a
+    verdict, beside what one would say without the workbench. Everything follows from the seeds; those below 1000 are
+    for deriving rules, so figures to report come from others.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .casebook import DEFAULT_SEEDS
+    from .spikebench import parse_seeds, run_bench
+
+    if options["again"] and options["out"] is None:
+        raise click.UsageError("--again goes with --out, the folder with the runs.")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_console(stderr=True), transient=True) as bar:
+        task = bar.add_task("training", total=None)
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what or "training")
+
+        found = run_bench(
+            seeds=DEFAULT_SEEDS if seeds is None else parse_seeds(seeds),
+            sizes=sizes.split(",") if sizes else None,
+            faults=faults.split(",") if faults else (),
+            progress=progress,
+            **options,
+        )
+    if as_json:
+        click.echo(found.to_json())
+    else:
+        _console(highlight=False, width=None if sys.stdout.isatty() else 160).print(found)
 
 
 @main.command(context_settings={"ignore_unknown_options": True})

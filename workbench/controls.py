@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipywidgets as W
 
 UNCHOSEN = ""  # value of an option that asks for a choice: with None a drop-down would be blank
+TIMELINE, STEP, BATCH, CAUSE = VIEWS = ("Timeline", "Step", "Batch", "Cause")
+TRIED = 6  # experiments that have a button
 
 
 class Controls(W.VBox):
@@ -12,57 +14,101 @@ class Controls(W.VBox):
 
     Attributes:
         folder, run, refresh: choose a run.
-        facts, timeline: of the run.
+        facts: of the run.
         spikes, step, slider, segment: choose a step; the last appears where one has to be chosen.
         step_facts, estimate: of the step, and what a replay of it would cost.
-        replay_button, cancel_button, progress, anyway, status: replay it; `anyway` appears where this machine differs.
+        replay_button, cause_button, cancel_button, progress, anyway, status: slow work; `anyway` appears where this
+            machine differs.
         error: the red box.
-        badges, layers, batch: of the replay, as far as there is one.
+        badges: how far the replay can be believed.
+        view: which of the views is seen: `timeline`; `layers`; `batch`; or the parts of Cause.
+        verdict, onset, measure_button, experiments, try_buttons, try_all, change, try_button: the parts of Cause.
+        parts: the HTML widgets of each view.
     """
 
     def __init__(self) -> None:
         label = {"description_width": "4.5em"}
         self.folder = W.Text(description="Folder", continuous_update=False, style=label, layout=_flexible())
         self.run = W.Dropdown(description="Run", options=[("choose a run", UNCHOSEN)], style=label, layout=_flexible())
-        self.refresh = W.Button(description="Refresh", icon="refresh", layout=W.Layout(width="7.5em"))
-        self.spikes = W.Select(description="Spikes", rows=9, style=label, layout=_flexible(0.8))
+        self.refresh = _button("Refresh", "7.5em", icon="refresh")
+        self.spikes = W.Select(description="Spikes", rows=6, style=label, layout=_flexible(0.7))
         self.step = W.BoundedIntText(description="Step", style=label, layout=W.Layout(width="12em"))
         self.slider = W.IntSlider(
             description="Slide", readout=False, style={"description_width": "3em"}, layout=_flexible()
         )
         self.segment = W.Dropdown(description="Segment", style=label, layout=W.Layout(width="auto"))
-        button = {"width": "7.5em"}
-        self.replay_button = W.Button(description="Replay", icon="play", button_style="primary", layout=button)
-        self.cancel_button = W.Button(description="Cancel", icon="stop", disabled=True, layout=button)
+        self.replay_button = _button("Replay", "7em", icon="play", button_style="primary")
+        self.cause_button = _button("Find the cause", "12em", icon="search", button_style="primary")
+        self.cancel_button = _button("Cancel", "7em", icon="stop", disabled=True)
         self.progress = W.IntProgress(description="Progress", style=label, layout=_flexible())
         self.anyway = W.Checkbox(
             description="Replay here anyway (informational)", indent=False, layout=W.Layout(width="auto")
         )
-        self.facts, self.timeline, self.step_facts, self.estimate = (W.HTML() for _ in range(4))
-        self.status, self.error, self.badges, self.layers, self.batch = (W.HTML() for _ in range(5))
-        for name, widget in vars(self).copy().items():
-            if isinstance(widget, W.DOMWidget):
-                widget.add_class(f"wb-{name.removesuffix('_button').replace('_', '-')}")
+        self.facts, self.step_facts, self.estimate, self.status, self.error, self.badges = (W.HTML() for _ in range(6))
+        self.view = W.ToggleButtons(
+            description="View",
+            options=VIEWS,
+            style={"description_width": "2.6em", "button_width": "7em"},
+            layout=W.Layout(display="flex"),
+        )
+        self.timeline, self.layers, self.batch = (W.HTML() for _ in range(3))
+        self.verdict, self.onset, self.experiments = (W.HTML() for _ in range(3))
+        self.measure_button = _button("Measure the steps before", "16em", icon="th")
+        self.try_buttons = [_button("", "auto") for _ in range(TRIED)]
+        self.try_all = _button("Try all", "6em")
+        self.change = W.Text(
+            description="Change",
+            placeholder="one change, such as lr=0.1x, batch=4100, drop-row=3, beta2=0.95",
+            style=label,
+            layout=_flexible(),
+        )
+        self.try_button = _button("Try", "6em")
+        self.parts = {TIMELINE: [self.timeline], STEP: [self.layers], BATCH: [self.batch]}
+        self.parts[CAUSE] = [self.verdict, self.onset, self.experiments]
+        self._views = {TIMELINE: self.timeline, STEP: self.layers, BATCH: self.batch, CAUSE: self._cause()}
+        self._name_widgets()
         show(self.segment, False)
         show(self.anyway, False)
+        self.show_view(TIMELINE)
         super().__init__(self._arranged())
         self.add_class("wb-panel")
 
+    def show_view(self, name: str) -> None:
+        """Shows one of the views, and takes the others out of the page."""
+        for other, widget in self._views.items():
+            show(widget, other == name)
+
+    def _name_widgets(self) -> None:
+        for name, widget in vars(self).copy().items():
+            if isinstance(widget, W.DOMWidget):
+                widget.add_class(f"wb-{name.removesuffix('_button').replace('_', '-')}")
+        for button in self.try_buttons:
+            button.add_class("wb-try-one")
+
+    def _cause(self) -> W.VBox:
+        wrapping = W.Layout(flex_flow="row wrap", align_items="center")
+        trying = W.HBox([*self.try_buttons, self.try_all], layout=wrapping)
+        other = W.HBox([self.change, self.try_button], layout=W.Layout(max_width="46em"))
+        return W.VBox([self.verdict, self.onset, self.measure_button, self.experiments, trying, other])
+
     def _arranged(self) -> list[W.Widget]:
         choose = W.HBox([self.step, self.slider])
-        buttons = W.HBox([self.replay_button, self.cancel_button, self.progress])
+        buttons = W.HBox([self.replay_button, self.cause_button, self.cancel_button, self.progress])
         right = [choose, self.segment, self.step_facts, self.estimate, buttons, self.anyway, self.status]
         both = [self.spikes, W.VBox(right, layout=_flexible())]
         return [
             W.HBox([self.folder, self.run, self.refresh]),
             self.facts,
-            self.timeline,
             W.HBox(both, layout=W.Layout(align_items="flex-start")),
             self.error,
             self.badges,
-            self.layers,
-            self.batch,
+            self.view,
+            *self._views.values(),
         ]
+
+
+def _button(text: str, width: str, **more: object) -> W.Button:
+    return W.Button(description=text, layout=W.Layout(width=width), **more)
 
 
 def _flexible(share: float = 1) -> W.Layout:

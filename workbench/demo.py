@@ -1,4 +1,4 @@
-"""`workbench demo`: a planted spike from training to exact replay, in under a minute on two cores."""
+"""`workbench demo`: a planted spike from training to exact replay and its cause, in under a minute on two cores."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from .share import shared
 from .trace import Trace
 from .train import Watcher
 from .training import train_run
+from .verdict import Verdict
 
 STEPS, SPIKE, WINDOW = 90, 72, 30  # the window fills before the spike, and all fits a minute without a fast BLAS
 
 
-def run_demo(keep: Path | None, watcher: Watcher) -> tuple[Trace, Any, Path]:
-    """Trains, detects, replays.
+def run_demo(keep: Path | None, watcher: Watcher) -> tuple[Trace, Verdict, Any, Path]:
+    """Trains, detects, replays, finds the cause.
 
     Returns:
-        The trace, the row of `Run.spikes()` for the planted step, and the run's folder.
+        The trace, the verdict, the row of `Run.spikes()` for the planted step, and the run's folder.
 
     Raises:
         RunError: `keep` already holds a run.
@@ -40,4 +41,4 @@ def run_demo(keep: Path | None, watcher: Watcher) -> tuple[Trace, Any, Path]:
         raise RunError(
             f"the spike planted at step {SPIKE} of {out} was not detected; look: workbench replay {out} --step {SPIKE}"
         )
-    return run.replay(SPIKE), found, out
+    return run.replay(SPIKE), run.autopsy(SPIKE), found, out

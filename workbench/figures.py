@@ -29,6 +29,7 @@ BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 INK, FAINT, BAND = "#222222", "#E6E6E6", "#D3D3D3"
 
 WIDTH, DPI = 9.0, 100  # inches and pixels an inch: 900 pixels
+SHARP = 200  # pixels an inch, for screens with two where the page has one
 LEGEND_PIXELS = 860
 ON_WHITE = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.8}  # text that crosses a line
 TOP_EDGE, BOTTOM_EDGE = 0.96, 0.04  # heights in an axis at which values without a place on the scale are marked
@@ -174,7 +175,7 @@ def img(figure: Figure, alt: str, width: int | None = None) -> str:
         figure: any figure.
         alt: what a reader who can't see it should be told; escaped here.
         width: pixels on the page; the figure's own if None. The height follows. For a screen with two pixels where the
-            page has one, `figure.set_dpi(200)` and half the width.
+            page has one, see `picture`.
     """
     content = png(figure)
     pixels = [int.from_bytes(content[start : start + 4], "big") for start in (16, 20)]  # PNG: the IHDR chunk
@@ -184,3 +185,10 @@ def img(figure: Figure, alt: str, width: int | None = None) -> str:
     # decoding="sync": the new picture replaces the old one in one frame, without a flicker.
     size = f'width="{shown}" height="{height}" decoding="sync"'
     return f'<img alt="{html.escape(alt)}" {size} src="data:image/png;base64,{source}">'
+
+
+def picture(figure: Figure, alt: str) -> str:
+    """The same for a page: as sharp as screens with two pixels for one of the page show it, and never wider than it."""
+    width = figure.canvas.get_width_height()[0]
+    figure.set_dpi(SHARP)
+    return img(figure, alt, width).replace("<img ", '<img style="max-width:100%;height:auto;display:block" ', 1)

@@ -29,7 +29,7 @@ from .figures import (
     say_nothing,
     span,
 )
-from .plots import DOTTED_STEPS, LOG_ABOVE, decimate
+from .timeline_figure import DOTTED_STEPS, LOG_ABOVE, decimate
 
 MARKS = 200  # of equal steps: more would be one bar
 

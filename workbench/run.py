@@ -31,6 +31,7 @@ from .telemetry import Edits, Line, Restart, Telemetry
 if TYPE_CHECKING:
     from .experiment import Experiment
     from .trace import Trace
+    from .verdict import Verdict
 
 TELEMETRY, CHECKPOINTS, TRACES = "telemetry.jsonl", "checkpoints", "traces"
 
@@ -561,6 +562,65 @@ class Run:
         frame = whatif.table(records)
         frame.attrs |= {"notices": notices, "files": [str(path) for path in files]}
         return frame
+
+    def autopsy(
+        self,
+        step: int,
+        *,
+        segment: int | None = None,
+        experiment: Experiment | None = None,
+        factory: str | None = None,
+        checkpoint: int | None = None,
+        other_environment: bool = False,
+        memory_budget: int | None = None,
+        trace_dir: str | os.PathLike[str] | None = None,
+        progress: Callable[[int, int, str], None] | None = None,
+    ) -> Verdict:
+        """Why did the loss spike at this step? A cause that experiments on the run's own states bear out, or "unknown".
+
+        Args:
+            step: counted from 1. Where it stands in a spike that began earlier, the beginning is what is looked at.
+            segment, experiment, factory, checkpoint, other_environment, progress: as `replay`.
+            memory_budget: as `whatif`.
+            trace_dir: where the verdict's file goes instead of the run's own `traces` folder.
+
+        Returns:
+            A `workbench.verdict.Verdict`: `verdict`, `reason`, `culprit`, `evidence`, `refuted`, `unchecked`,
+            `remedies`; `sentence()`, `evidence_table`, `remedy_table`, `to_json()`.
+
+        Raises:
+            ReplayError, CheckpointError, DataError, ExperimentError, EnvironmentMismatch: as `replay`.
+        """
+        from .autopsy import autopsy  # imports MLX
+
+        asked = _steps(step)
+        if len(asked) != 1:
+            raise ReplayError(f"{step!r} is no single step; expected one, for each has a verdict of its own")
+        return autopsy(
+            self,
+            asked[0],
+            segment=segment,
+            experiment=experiment,
+            factory=factory,
+            checkpoint=checkpoint,
+            other_environment=other_environment,
+            memory_budget=memory_budget,
+            trace_dir=None if trace_dir is None else Path(trace_dir),
+            progress=progress or (lambda done, total, what: None),
+        )
+
+    def verdict(self, step: int, segment: int | None = None) -> Verdict | None:
+        """What an autopsy of this step said, from the run's `traces` folder; None if none was made.
+
+        Raises:
+            ReplayError: as `segment_of`.
+            WorkbenchError: the file is damaged.
+        """
+        from . import verdict
+
+        chosen = self.manifest.lineage(self.segment_of(step, segment)[0], step)
+        path = self.path / TRACES / verdict.file_name(step, chosen)
+        return verdict.read(path) if path.exists() else None
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, steps={self.last_step})"

@@ -18,70 +18,18 @@ from . import baselines
 from .casebook import HORIZON, WITHIN, Case
 from .environment import numeric_environment
 from .errors import WorkbenchError
-from .faults import KINDS, parse
 from .files import pretty_json, write_atomic
+from .outcome import CASE, LABEL, NOTHING, OUTCOME, RUN, Answer, Outcome
 from .planting import LABELS
 from .run import Run, open_run
 from .share import shared
 from .spikes import SpikeSettings
 from .training import Quiet, fresh
 
-CASE, OUTCOME, RUN, LABEL = "case.json", "outcome.json", "run", "label.json"
 SAVE_EVERY = 50
+NATURE = {"data": "data", "schedule": "schedule", "state": "resume", "transient": "transient-fault"}
 
 Ask = Callable[[Run, int], Any]  # gives what has `to_json()` as the verdict of an autopsy has
-
-
-class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What was asked, and what was said.
-
-    Attributes:
-        step: asked about.
-        rule: of spike detection that flagged it; None: it is not flagged.
-        expected: verdict by the label, or no-spike where no rule fired.
-        culprit: by the label.
-        said: the autopsy's JSON; None: it failed.
-        failed: why.
-        seconds: from the question to the answer.
-        loudest: layer with the largest gradient norm, or the first whose norm is not finite; None: not recorded.
-        tripled: whether the loss was above 3 times its moving average, here or within WITHIN steps of the fault.
-    """
-
-    step: int
-    rule: str | None
-    expected: str
-    culprit: dict[str, Any]
-    said: dict[str, Any] | None = None
-    failed: str | None = None
-    seconds: float | None = None
-    loudest: str | None = None
-    tripled: bool = False
-
-
-class Outcome(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What came of a case.
-
-    Attributes:
-        failed: why there is none: the case counts as wrong.
-        applied: how the fault is applied; None: none is planted.
-        visible: whether a rule of spike detection fired because of the fault; None: none is planted.
-        answers: one a question.
-        judged: healthy steps at which the rules were not silent: those before the fault, or all of a healthy run.
-        alarms: those of them that were flagged.
-        tripled: those of them whose loss was above 3 times its moving average.
-        training_seconds: None: the run was there already.
-    """
-
-    case: Case
-    failed: str | None = None
-    applied: str | None = None
-    visible: bool | None = None
-    answers: list[Answer] = []
-    judged: int = 0
-    alarms: list[int] = []
-    tripled: list[int] = []
-    training_seconds: float | None = None
-    environment: dict[str, Any] = {}
 
 
 def perform(case: Case, folder: Path, ask: Ask | None = None) -> Outcome:
@@ -125,27 +73,29 @@ def _look(case: Case, run: Run, label: dict[str, Any]) -> Outcome:
     rules = {int(row.step): str(row.rule) for row in run.spikes().itertuples()}
     tripled = baselines.above_average(run.steps)
     window = SpikeSettings().window
-    if not label:
+    questions: Sequence[int]
+    if case.natural:
+        healthy = range(0)
+        found = Outcome(case=case, answers=[_question(step, rules, NOTHING, {}) for step in sorted(rules)[:1]])
+    elif not label:
         healthy = range(window + 1, run.last_step + 1)
         questions = _unflagged(case, rules)
         found = Outcome(case=case, answers=[_question(step, rules, "no-spike", {}) for step in questions])
     else:
         lasting = label["applied"] == "option"
         healthy = range(0) if lasting else range(window + 1, label["step"])
-        last = run.last_step if lasting else label["step"] + WITHIN
-        late = [step for step in sorted(rules) if label["step"] <= step <= last]
-        expected = label["expected_verdict"]
-        if lasting and expected == "no-spike":
-            late = []  # what is flagged in such a run is flagged in any
-        visible = bool(late)
-        if visible:
+        quiet = lasting and label["expected_verdict"] == "no-spike"  # what is flagged in such a run is flagged in any
+        span = range(label["step"], (run.last_step if lasting else label["step"] + WITHIN) + 1)
+        late = [] if quiet else [step for step in sorted(rules) if step in span]
+        if late:
             questions = late[:1]
         else:
-            questions = _unflagged(case, rules) if lasting else [label["shows"] or label["step"]]
-        answers = [_question(step, rules, expected if visible else "no-spike", label["culprit"]) for step in questions]
-        found = Outcome(case=case, applied=label["applied"], visible=visible, answers=answers)
+            questions = _unflagged(case, rules) if lasting else [label["step"]]
+        expected = _expected(label) if late else "no-spike"
+        answers = [_question(step, rules, expected, label["culprit"]) for step in questions]
+        found = Outcome(case=case, applied=label["applied"], visible=bool(late), answers=answers)
         for answer in found.answers:
-            answer.tripled = any(answer.step <= step <= last for step in tripled)
+            answer.tripled = not quiet and any(step in span for step in tripled)
     for answer in found.answers:
         answer.loudest = baselines.loudest_layer(run, answer.step)
         answer.tripled = answer.tripled or answer.step in tripled
@@ -153,6 +103,12 @@ def _look(case: Case, run: Run, label: dict[str, Any]) -> Outcome:
     found.alarms = [step for step in sorted(rules) if step in healthy]
     found.tripled = [step for step in tripled if step in healthy]
     return found
+
+
+def _expected(label: dict[str, Any]) -> str:
+    """The verdict on a fault that a rule saw; where its label has it that none would, what it is by its nature."""
+    said = str(label["expected_verdict"])
+    return NATURE[label["applied"]] if said == "no-spike" else said
 
 
 def _question(step: int, rules: dict[int, str], expected: str, culprit: dict[str, Any]) -> Answer:
@@ -163,7 +119,7 @@ def _unflagged(case: Case, rules: dict[int, str]) -> Sequence[int]:
     return [step for step in dict.fromkeys(case.ask) if step not in rules][: case.asks]
 
 
-def _autopsy(run: Run, step: int) -> Any:
+def _autopsy(run: Any, step: int) -> Any:
     return run.autopsy(step)
 
 
@@ -175,16 +131,6 @@ def _ask(answer: Answer, run: Run, ask: Ask) -> None:
     except Exception as error:  # whatever it is, the bench counts it as a wrong answer
         answer.failed = f"{type(error).__name__}: {error}"
     answer.seconds = time.perf_counter() - began
-
-
-def hopeless(case: Case, why: str) -> Outcome:
-    """The outcome of a case that could not be performed: one wrong answer to the question that it was made for."""
-    fault = None if case.fault is None else parse(case.fault)
-    expected = "no-spike" if fault is None else KINDS[fault.name].verdict
-    answers = [Answer(step=case.steps, rule=None, expected=expected, culprit={}, failed=why)]
-    applied = None if fault is None else fault.kind.applied
-    visible = None if fault is None else expected != "no-spike"
-    return Outcome(case=case, failed=why, applied=applied, visible=visible, answers=answers)
 
 
 def main(folder: Path) -> None:

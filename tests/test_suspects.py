@@ -1,0 +1,115 @@
+"""Which rows of a batch are to blame: those that are wrong, those that are odd, those whose loss is high."""
+
+import numpy as np
+import pytest
+
+from workbench.suspects import NOTHING_COUNTS, high_losses, odd_rows, suspects
+
+LENGTH = 48
+
+
+def batch(seed, rows=8):
+    """Rows of words of a small language, and their successors."""
+    draw = np.random.default_rng(seed)
+    words = ["the ", "quick ", "brown ", "fox ", "jumps ", "over ", "a ", "lazy ", "dog "]
+    text = [list("".join(words[i] for i in draw.integers(0, 9, 30))[: LENGTH + 1].encode()) for _ in range(rows)]
+    table = np.array(text, np.int32)
+    return [table[:, :-1].copy(), table[:, 1:].copy()]
+
+
+PAST = [batch(seed) for seed in range(8)]
+
+
+def damaged(change, *rows):
+    found = batch(99)
+    for row in rows:
+        change(found, row)
+    return found
+
+
+def garbage(found, row):
+    tokens = np.random.default_rng(row).integers(0, 256, LENGTH + 1)
+    found[0][row], found[1][row] = tokens[:-1], tokens[1:]
+
+
+def shifted(found, row):
+    found[1][row] = np.roll(found[1][row], -3)
+
+
+def ignored(found, row):
+    found[1][row] = -1
+
+
+def repeated(found, row):
+    found[0][row] = found[1][row] = 7
+
+
+def test_an_ordinary_batch_has_no_odd_row():
+    assert odd_rows(batch(50), PAST) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "phrase", "wrong"),
+    [
+        (garbage, "rare tokens", False),
+        (shifted, "of the targets follow the inputs", True),
+        (ignored, NOTHING_COUNTS, True),
+        (repeated, f"one token repeated {LENGTH} times", True),
+    ],
+)
+def test_what_is_odd_is_named(change, phrase, wrong):
+    found = odd_rows(damaged(change, 2, 5), PAST)
+    assert sorted(found) == [2, 5]
+    assert all(one.wrong == wrong and any(phrase in why for why in one.why) for one in found.values())
+
+
+def test_a_short_row_of_one_token_is_wrong_too():
+    short = [[array[:, :10] for array in one] for one in PAST]
+    found = [array[:, :10].copy() for array in batch(99)]
+    found[0][3] = 7
+    assert odd_rows(found, short)[3].why[0] == "one token throughout"
+
+
+def losses(*high, of=8):
+    found = 2.7 + 0.1 * np.random.default_rng(3).uniform(-1, 1, of)
+    found[list(high)] += 3.0
+    return found
+
+
+def test_wrong_rows_come_before_odd_ones_and_odd_ones_before_high_losses():
+    found = damaged(garbage, 1)
+    shifted(found, 6)
+    sets = suspects(found, PAST, losses(1, 4, 6), losses(of=24))
+    assert [sorted(one.row for one in some) for some in sets] == [[6], [1, 6], [1, 4, 6]]
+    assert [one.row for one in sets[2]] == sorted([1, 4, 6], key=lambda row: -losses(1, 4, 6)[row])
+
+
+def test_a_row_that_is_odd_by_nature_does_not_stand_beside_garbage():
+    found = damaged(garbage, 1, 2)
+    rare = np.append(found[0][7], found[1][7][-1:])
+    rare[:6] = range(200, 206)
+    found[0][7], found[1][7] = rare[:-1], rare[1:]
+    seen = losses(1, 2)
+    seen[7] += 0.7
+    assert 7 in odd_rows(found, PAST)
+    assert [sorted(one.row for one in some) for some in suspects(found, PAST, seen, losses(of=24))] == [
+        [1, 2],
+        [1, 2, 7],
+    ]
+    by_contents = suspects(found, PAST, seen, losses(of=24), by_loss=False)
+    assert sorted(one.row for one in by_contents[0]) == [1, 2]
+
+
+def test_without_tokens_only_the_losses_speak():
+    numbers = [np.ones((8, 3), np.float32)]
+    (some,) = suspects(numbers, [numbers], losses(4, 0), losses(of=24))
+    assert {one.row for one in some} == {0, 4} and all(one.why == [] and one.z > 3 for one in some)
+    assert suspects(numbers, [numbers], None, None) == []
+
+
+def test_losses_are_measured_in_robust_deviations_of_usual_rows():
+    usual = np.array([1.0, 1.1, 0.9, 1.0, 1.05, 0.95, 1.0, 1.0, 1.1, 0.9])
+    spread = 1.4826 * np.median(np.abs(usual - 1.0))
+    assert high_losses(np.array([1.0, 1.0 + 5 * spread]), usual) == pytest.approx([0, 5])
+    assert np.isnan(high_losses(np.array([5.0]), usual[:5])).all()  # too few to tell
+    assert high_losses(np.array([np.nan]), usual) == [np.inf]

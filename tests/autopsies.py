@@ -203,7 +203,8 @@ def own_read_only(make, steps, window=WINDOW):
     job = make()
     options = {name: getattr(job.options, name) for name in ("clip", "accumulate", "compile", "deterministic")}
     parts = (job.model, job.optimizer, job.loss_fn, job.sampler)
-    with Recorder(out, *parts, **options, save_every=10, spikes=SpikeSettings(window=window)) as recorder:
+    recording = {"save_every": 10, "spikes": SpikeSettings(window=window), "factory": f"autopsies:{make.__name__}"}
+    with Recorder(out, *parts, **options, **recording) as recorder:
         for batch in recorder.batches(steps):
             recorder.step(batch)
     return open_run(out)

@@ -4,11 +4,12 @@ import math
 
 import pytest
 import runs
-from autopsies import own_read_only
+from autopsies import own_read_only, stale
 from helpers import edit_line
 
 from workbench import open_run
 from workbench.alarm import GAP, Alarm, alarms
+from workbench.bits import float_bits
 
 
 def alarm(**changed):
@@ -25,14 +26,8 @@ def path(tmp_path):
 
 def spiked(path, *steps, value=50.0):
     for step in steps:
-        edit_line(path, step, lambda line: line.update(loss=value, loss_bits=runs_bits(value)))
+        edit_line(path, step, lambda line: line.update(loss=value, loss_bits=float_bits(value)))
     return open_run(path)
-
-
-def runs_bits(value):
-    from workbench.bits import float_bits
-
-    return float_bits(value)
 
 
 def test_a_step_that_no_rule_names_is_its_own_beginning(path):
@@ -81,8 +76,6 @@ def test_how_much_of_a_rise_a_value_has(known, value, rise):
 
 
 def test_the_alarm_of_an_own_loop_with_other_settings():
-    import autopsies
-
-    run = own_read_only(autopsies.stale, 46)
+    run = own_read_only(stale, 46)
     flagged, found = alarms(run, 41, 0)
     assert found.rule == "loss_factor" and 40 not in flagged and found.usual == pytest.approx(0.0065, rel=0.5)

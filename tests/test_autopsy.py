@@ -1,5 +1,7 @@
 """From a replay to a cause: each verdict on a spike of known cause, and "unknown" where nothing can be known."""
 
+import shutil
+
 import autopsies
 import jsonschema
 import numpy as np
@@ -237,6 +239,20 @@ def test_the_remedy_of_each_cause_helps_and_can_be_copied(said):
     assert f"--skip-batch {AT}" in said("garbage@{AT}:rows=2").remedy.command
     left = said("weight-scaled@{AT}:path=embedding.weight").remedy
     assert f"--from {AT - 1}.s0 " in left.command
+
+
+def test_a_loop_of_your_own_can_be_rebuilt_by_its_factory(said, tmp_path):
+    found = own_read_only(autopsies.stale, 46).autopsy(41, factory="autopsies:stale", trace_dir=tmp_path)
+    kept = ("verdict", "culprit", "evidence", "refuted", "remedies", "outliers")
+    assert [getattr(found, name) for name in kept] == [getattr(said("stale"), name) for name in kept]
+
+
+def test_what_exists_only_here_is_not_repeated_elsewhere(tmp_path):
+    path = shutil.copytree(own_read_only(autopsies.stale, 46).path, tmp_path / "run")
+    edit_line(path, 30, lambda line: line.update(loss=8.0, loss_bits="0x41000000"))
+    found = open_run(path).autopsy(30, experiment=autopsies.stale())
+    assert found.verdict == "transient-fault" and found.culprit == {"step": 30, "item": "loss"}
+    assert [one.what for one in found.unchecked] == ["repetition in a fresh process"]
 
 
 def test_a_copied_command_makes_the_fork_that_it_promises(said, tmp_path):

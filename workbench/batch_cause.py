@@ -114,8 +114,8 @@ def examine(inquiry: Inquiry, found: Square) -> Conclusion | None:
     whole = _count(inquiry, step)
     rows = _proven(inquiry, found, rows_of(inquiry, step, inquiry.trials.own()), whole)
     kept = inquiry.alarm.rise(found.earlier_state)
-    if not any(one.why for one in rows) and kept < 1 - LEFT:
-        less = f"it keeps {kept:.0%} of the rise on state {found.state}"
+    if not any(one.why for one in rows) and not kept >= 1 - LEFT:
+        less = f"it keeps {kept:.0%} of the rise on state {found.state}" if kept == kept else "no earlier state is held"
         inquiry.refute("data", f"nothing in batch {step} is unlike the run's other data, and {less}")
         return None
     for cause in OF_STATE:
@@ -188,7 +188,7 @@ def rows_of(inquiry: Inquiry, step: int, own: Shot) -> list[list[Suspect]]:
     past = [other for other in range(max(1, step - CONTEXT), step) if other not in inquiry.flagged]
     past = [other for other in past if inquiry.drawn(other)]
     usual = None
-    if own.row_losses is not None and neutral is not None:
+    if own.row_losses is not None and neutral is not None and inquiry.affords(USUAL, "losses of usual rows", kept=0):
         others = list(dict.fromkeys([neutral, *past]))[:USUAL]
         state = inquiry.last if step == inquiry.step else inquiry.earliest
         shots = [trials.shot(state, other) for other in others]

@@ -8,12 +8,13 @@ from __future__ import annotations
 import statistics
 
 from .bits import bits_float, json_float
-from .changes import Change
+from .changes import Change, Times
 from .inquiry import Conclusion, Inquiry, Tried, setting
 
 # A linear warm-up raises the rate to at most twice the median of the steps before (step 2 beside step 1, step 2n beside
 # steps 1 to 2n - 1), and any decay lowers it: what is beyond is no schedule's ordinary course.
 OUT_OF_LINE = 2.2
+LASTS = "in a fork this holds from its first step on"
 REACH = 24  # held steps whose rates are looked at: what they break may show late
 BEFORE = 8  # steps whose median is the usual rate
 
@@ -70,7 +71,11 @@ def examine(inquiry: Inquiry) -> Conclusion | None:
         usual=usual,
         ratio=value / usual,
     )
-    redone = inquiry.tried("the usual learning rate", first, Change("lr", usual), steps=odd)
+    several = len(inquiry.scene.moment(first).rates) > 1
+    if several:
+        inquiry.skip("learning rates of the optimizers after the first", "the first one's stands for all")
+    usually = Change("lr", Times(usual / value) if several else usual)
+    redone = inquiry.tried("the usual learning rate", first, usually, steps=odd)
     if redone is None:
         return None
     where = f"step {first}" if len(odd) == 1 else f"steps {', '.join(map(str, odd))}"
@@ -86,7 +91,7 @@ def examine(inquiry: Inquiry) -> Conclusion | None:
         {"step": first, "lr": json_float(value), "usual_lr": json_float(usual), "ratio": value / usual},
         f"the same rise at step {step} with the usual learning rate in step {first}",
         [
-            setting(f"lr={usual:.6g}", first, note="in a fork this rate holds from its first step on"),
+            setting(f"lr={usual / value:.6g}x" if several else f"lr={usual:.6g}", first, note=LASTS),
             Tried("batch=skip", first, words=f"step {first} left out"),
             setting("clip=0.1", first),
         ],

@@ -16,7 +16,7 @@ from workbench import open_run
 from workbench.experiment import Experiment, StepOptions
 from workbench.record import Recorder
 from workbench.spikes import SpikeSettings
-from workbench.training import train_run
+from workbench.trainer.training import train_run
 
 AT, STEPS, WINDOW = 34, 42, 20
 SETTINGS = runs.SMALL | {"save_every": 16, "spike_window": WINDOW, "compile_": False, "warmup": 2, "max_lr": 3e-3}

@@ -8,9 +8,9 @@ from helpers import Points, mse
 from helpers import experiment as own_experiment
 from mlx.utils import tree_flatten, tree_unflatten
 
+from workbench.interventions.scene import Scene
 from workbench.record import Recorder
 from workbench.run import Run
-from workbench.scene import Scene
 
 STEPS, SAVE_EVERY = 16, 5
 

@@ -14,17 +14,17 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from workbench import snapshot
-from workbench.corpus import Corpus
 from workbench.experiment import Experiment, StepOptions, as_batch, read_cursor
 from workbench.host import raw_views
 from workbench.manifest import DataFile
-from workbench.model import ModelConfig
 from workbench.observe import observe
-from workbench.recipe import TrainConfig
-from workbench.schedule import ScheduleConfig
 from workbench.step import Stepper
-from workbench.train import train
-from workbench.training import Quiet
+from workbench.trainer.corpus import Corpus
+from workbench.trainer.model import ModelConfig
+from workbench.trainer.recipe import TrainConfig
+from workbench.trainer.schedule import ScheduleConfig
+from workbench.trainer.train import train
+from workbench.trainer.training import Quiet
 
 # -------------------------------------------------------------------------------------------------- a loop of one's own
 

@@ -6,7 +6,7 @@ import mlx.optimizers as optim
 import numpy as np
 
 from workbench.experiment import Experiment, StepOptions
-from workbench.model import ModelConfig, build_model, loss
+from workbench.trainer.model import ModelConfig, build_model, loss
 
 VOCABULARY, CTX, ROWS = 32, 8, 6
 

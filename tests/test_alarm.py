@@ -8,8 +8,8 @@ from autopsies import own_read_only, stale
 from helpers import edit_line
 
 from workbench import open_run
-from workbench.alarm import GAP, Alarm, alarms
 from workbench.bits import float_bits
+from workbench.cause.alarm import GAP, Alarm, alarms
 
 
 def alarm(**changed):

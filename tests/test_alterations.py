@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from workbench.alterations import IGNORED, Relabelling, Repetition, Substitution
-from workbench.corpus import Corpus
-from workbench.data import WindowSampler
 from workbench.errors import DataError
+from workbench.sabotage.alterations import IGNORED, Relabelling, Repetition, Substitution
+from workbench.trainer.corpus import Corpus
+from workbench.trainer.data import WindowSampler
 
 BATCH, CTX, STEPS = 3, 8, 14
 

@@ -11,7 +11,7 @@ from helpers import experiment, mlp, mse, state_of
 
 from workbench.errors import ExperimentError, ReplayError
 from workbench.experiment import as_batch
-from workbench.intervene import intervene
+from workbench.interventions.intervene import intervene
 from workbench.snapshot import restore
 from workbench.step import Stepper
 

@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from workbench import attention
-from workbench.attention import attention_statistics, softmax_statistics
+from workbench.probes import attention
+from workbench.probes.attention import attention_statistics, softmax_statistics
 
 B, T, S, D = 2, 5, 7, 8
 

@@ -12,8 +12,8 @@ from helpers import edit_json, edit_line
 
 from workbench import open_run
 from workbench import verdict as verdicts
+from workbench.cause.inquiry import LIMIT
 from workbench.errors import EnvironmentMismatch, ReplayError
-from workbench.inquiry import LIMIT
 
 PLANTED = {
     "garbage@{AT}:rows=2": ("data", AT),
@@ -382,7 +382,7 @@ def test_progress_is_told_and_can_cancel(tmp_path):
 
 
 def test_a_checker_that_can_not_fail_makes_no_verdict(tmp_path, monkeypatch):
-    from workbench import inquiry
+    from workbench.cause import inquiry
     from workbench.trace import Gate
 
     blind = Gate(verdict="mismatch", explanation="it did not see a planted change")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import runs
 
-from workbench.batch import batch_table, sampler_of
-from workbench.corpus import Corpus
+from workbench.batches.batch import batch_table, sampler_of
 from workbench.errors import DataError, ReplayError, WorkbenchError
 from workbench.record import Recorder
 from workbench.run import Run
 from workbench.share import shared
+from workbench.trainer.corpus import Corpus
 
 
 @pytest.fixture
@@ -140,6 +140,6 @@ def test_the_example_finds_its_corpus_by_name(tmp_path):
 
 
 def test_no_mlx_is_needed(run):
-    code = "import sys; from workbench.batch import batch_table; from workbench.run import open_run; "
+    code = "import sys; from workbench.batches.batch import batch_table; from workbench.run import open_run; "
     code += "batch_table(open_run(sys.argv[1]), 5); assert 'mlx.core' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(run.path)], check=True, timeout=60)

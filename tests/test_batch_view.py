@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workbench import batch_view
-from workbench.batch_view import LEVELS, batch, characters, level
+from workbench.screen import batch_view
+from workbench.screen.batch_view import LEVELS, batch, characters, level
 
 NAN = float("nan")
 EVIL = "<img src=x onerror=alert(1)>"

@@ -12,16 +12,16 @@ import runs
 from experiments import record_own
 from helpers import config, experiment, record
 
-from workbench import rowfacts
-from workbench.alterations import Relabelling, Repetition, Substitution
-from workbench.batch import batch_table, sampler_of
-from workbench.batchfacts import COLUMNS, batch_facts, token_counts
-from workbench.corpus import Corpus
-from workbench.data import training_windows
+from workbench.batches import rowfacts
+from workbench.batches.batch import batch_table, sampler_of
+from workbench.batches.batchfacts import COLUMNS, batch_facts, token_counts
 from workbench.errors import DataError, ReplayError
 from workbench.record import Recorder
 from workbench.run import Run
+from workbench.sabotage.alterations import Relabelling, Repetition, Substitution
 from workbench.share import shared
+from workbench.trainer.corpus import Corpus
+from workbench.trainer.data import training_windows
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_frequencies_of_a_short_range_are_all_of_it_and_of_a_long_one_evenly_spr
     path.write_bytes(tokens.tobytes())
     sampler = training_windows([Corpus.open(path)], batch=2, ctx=8, seed=0, val_split=0.5)
     assert token_counts(sampler).tolist() == np.bincount(tokens[:150_000], minlength=65536).tolist()
-    monkeypatch.setattr("workbench.batchfacts.COUNTED", 2 * 65536)
+    monkeypatch.setattr("workbench.batches.batchfacts.COUNTED", 2 * 65536)
     spread = token_counts(sampler)
     last = (150_000 - 65536) // 2
     expected = np.bincount(tokens[:65536], minlength=65536)
@@ -251,7 +251,7 @@ def test_the_command_answers_without_mlx_and_without_weights(run):
     shutil.rmtree(run.path / "checkpoints")
     code = "import sys; sys.argv = ['workbench', 'batch', sys.argv[1], '--step', '5', '--json']\n"
     code += "from workbench.cli import main\ntry:\n    main(standalone_mode=False)\nfinally:\n"
-    code += "    assert 'mlx.core' not in sys.modules and 'workbench.batchfacts' in sys.modules"
+    code += "    assert 'mlx.core' not in sys.modules and 'workbench.batches.batchfacts' in sys.modules"
     done = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     document = runs.strict(done.stdout)

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workbench import cause_view
-from workbench.markup import copied
+from workbench.screen import cause_view
+from workbench.screen.markup import copied
 from workbench.verdict import CAUSES, Evidence, Numbers, Outlier, Refuted, Remedy, Unchecked, Verdict
 
 NAN = float("nan")

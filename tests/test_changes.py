@@ -2,8 +2,8 @@
 
 import pytest
 
-from workbench.changes import NAMES, Change, Times, parse_change
 from workbench.errors import ExperimentError
+from workbench.interventions.changes import NAMES, Change, Times, parse_change
 
 SPELLINGS = {
     "lr=0.5x": Change("lr", Times(0.5)),

@@ -6,10 +6,10 @@ import pytest
 from experiments import batch_of, moved, plain_steps, record_own
 from helpers import experiment, mlp, tensor_bytes
 
-from workbench.adam import USUAL_BOUND, bound, excess, limited, settings
-from workbench.counterfactual import Trials, row_losses
+from workbench.cause.adam import USUAL_BOUND, bound, excess, limited, settings
+from workbench.cause.counterfactual import Trials, row_losses
 from workbench.errors import ExperimentError
-from workbench.scene import Scene
+from workbench.interventions.scene import Scene
 from workbench.step import StepResult
 
 STEP = 12

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from workbench.damage import damages, listed
+from workbench.cause.damage import damages, listed
 from workbench.snapshot import State
 from workbench.state_edits import flipped, scaled_moment, scaled_weight, seeded, swapped, zeroed
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workbench import data
-from workbench.corpus import Corpus
-from workbench.data import Substitution, WindowSampler, split_point, validation_batches
 from workbench.errors import DataError
-from workbench.permutation import mix, permute
-from workbench.prefetch import Prefetcher
+from workbench.trainer import data
+from workbench.trainer.corpus import Corpus
+from workbench.trainer.data import Substitution, WindowSampler, split_point, validation_batches
+from workbench.trainer.permutation import mix, permute
+from workbench.trainer.prefetch import Prefetcher
 
 CTX, BATCH = 8, 3
 LENGTH = 100  # (100 - 8) // 8 = 11 windows an epoch: no multiple of 3, so batches straddle epochs
@@ -647,7 +647,7 @@ def test_prefetcher_depth_is_checked(corpus):
 
 def test_an_unclosed_prefetcher_does_not_keep_the_process_alive():
     code = """
-from workbench.prefetch import Prefetcher
+from workbench.trainer.prefetch import Prefetcher
 class Endless:
     def __next__(self): return 1
     def state_dict(self): return {}
@@ -662,7 +662,7 @@ print(next(stream))
 
 
 def test_the_module_imports_neither_mlx_nor_pandas():
-    code = "import sys, workbench.prefetch; print([m for m in ('mlx', 'pandas', 'numpy') if m in sys.modules])"
+    code = "import sys, workbench.trainer.prefetch; print([m for m in ('mlx', 'pandas', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
     assert done.stdout.strip() == "['numpy']", done.stderr  # numpy: the list can show something
 

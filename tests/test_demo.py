@@ -7,7 +7,7 @@ import runs
 
 from workbench import demo, open_run
 from workbench.errors import RunError
-from workbench.training import Quiet, train_run
+from workbench.trainer.training import Quiet, train_run
 
 
 @pytest.fixture

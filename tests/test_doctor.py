@@ -14,14 +14,15 @@ from rich.console import Console
 from runs import build as build_regression
 from runs import here, parts, recorded_read_only, strict, workbench
 
-from workbench import Recorder, conclusion, doctor, open_run, operations, repeats, selftest, shards
-from workbench.catalogue import CATALOGUE, Inputs
-from workbench.diagnosis import OperationRow, SelfTest, StepRow, facts
+from workbench import Recorder, doctor, open_run
 from workbench.errors import ExperimentError, ReplayError
+from workbench.examination import conclusion, operations, repeats, selftest, shards
+from workbench.examination.catalogue import CATALOGUE, Inputs
+from workbench.examination.diagnosis import OperationRow, SelfTest, StepRow, facts
+from workbench.examination.operations import Operation, count_distinct, with_one_bit_flipped
+from workbench.examination.repeats import Job, Setting, fresh_experiments, in_fresh_processes, perform, repeat, tally
+from workbench.examination.speed import advice
 from workbench.experiment import random_key
-from workbench.operations import Operation, count_distinct, with_one_bit_flipped
-from workbench.repeats import Job, Setting, fresh_experiments, in_fresh_processes, perform, repeat, tally
-from workbench.speed import advice
 
 SETTING = Setting("float32", False, True)
 
@@ -431,7 +432,9 @@ def test_a_missing_compiler_is_named():
 
 
 def test_a_report_is_read_without_mlx():
-    code = "import sys, workbench.diagnosis, workbench.conclusion; assert 'mlx' not in sys.modules"
+    code = (
+        "import sys, workbench.examination.diagnosis, workbench.examination.conclusion; assert 'mlx' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from workbench.effect import effect
+from workbench.interventions.effect import effect
 from workbench.step import StepResult
 
 

@@ -33,15 +33,15 @@ from helpers import (
 from workbench import Recorder, open_run, snapshot
 from workbench.cli import main
 from workbench.compare import ITEMS
-from workbench.corpus import Corpus
 from workbench.experiment import as_batch, state_arrays
-from workbench.prefetch import Prefetcher
 from workbench.rebuild import rebuild
-from workbench.recipe import build
 from workbench.replay import replay_steps
 from workbench.step import Stepper
-from workbench.train import train
-from workbench.training import Quiet
+from workbench.trainer.corpus import Corpus
+from workbench.trainer.prefetch import Prefetcher
+from workbench.trainer.recipe import build
+from workbench.trainer.train import train
+from workbench.trainer.training import Quiet
 
 STEPS = 16  # checkpoints 0, 7, 14 and 16
 VARIANTS = {

@@ -10,10 +10,10 @@ import pytest
 import runs
 
 from workbench import faults, open_run
-from workbench.corpus import Corpus
 from workbench.errors import DataError, ExperimentError, WorkbenchError
 from workbench.faults import KINDS, Fault, parse, table
-from workbench.training import train_run
+from workbench.trainer.corpus import Corpus
+from workbench.trainer.training import train_run
 
 AT, STEPS = 30, 33
 

@@ -15,8 +15,8 @@ from test_plots import layers
 
 from workbench.figures import img, number, png
 from workbench.plots import layer_norms, row_losses
+from workbench.screen.timeline_figure import timeline
 from workbench.spikes import find_spikes
-from workbench.timeline_figure import timeline
 
 
 def every_figure():
@@ -90,7 +90,7 @@ def test_number():
 
 def test_figures_are_built_without_pyplot_and_mlx():
     code = (
-        "import sys, workbench.figures as f, workbench.timeline_figure as p, pandas as pd;"
+        "import sys, workbench.figures as f, workbench.screen.timeline_figure as p, pandas as pd;"
         "f.png(p.timeline(pd.DataFrame({'step': [1], 'loss': [2.0]})));"
         "assert not {'matplotlib.pyplot', 'mlx', 'mlx.core', 'ipywidgets'} & set(sys.modules)"
     )

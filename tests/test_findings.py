@@ -9,7 +9,7 @@ from models import CTX, ROWS, VOCABULARY, ByHand, Decoder, Tokens, job, seeded, 
 
 from workbench import Recorder, open_run, trace
 from workbench.compare import Item
-from workbench.measured import Attention, Logits
+from workbench.probes.measured import Attention, Logits
 from workbench.trace import Difference, Trace
 
 

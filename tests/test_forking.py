@@ -9,11 +9,11 @@ import pytest
 import runs
 
 from workbench import fork, open_run, snapshot
-from workbench.batch import sampler_of
+from workbench.batches.batch import sampler_of
 from workbench.errors import ExperimentError, ReplayError, RunError, WorkbenchError
 from workbench.forking import FORKABLE, forked
-from workbench.schedule import lr_at
-from workbench.training import OPTIONS, train_run
+from workbench.trainer.schedule import lr_at
+from workbench.trainer.training import OPTIONS, train_run
 
 STEPS, AT = 10, 5
 SETTINGS = runs.SMALL | {"save_every": 4, "dropout": 0.1, "spike_window": 4}
@@ -144,7 +144,7 @@ def test_batches_are_left_out_later_too_and_in_a_fork_of_a_fork(tmp_path, parent
     ],
 )
 def test_one_thing_is_changed_from_the_fork_on(tmp_path, parent, change, check):
-    from workbench.recipe import config_from
+    from workbench.trainer.recipe import config_from
 
     made = fork(parent, AT, tmp_path / "fork", changes=[change], steps=8)
     config, other = (config_from(run.manifest.rebuild["config"]) for run in (parent, made))

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from workbench.errors import WorkbenchError
 from workbench.figures import png
-from workbench.heatmap import LIMIT, onset_map
+from workbench.screen.heatmap import LIMIT, onset_map
 
 LAYERS = ["embedding", "blocks.0.attention.query", "blocks.0.mlp.up", ""]
 STEPS = range(4, 13)

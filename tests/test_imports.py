@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "workbench"
+MODULES = {path.stem: path for path in sorted(PACKAGE.rglob("*.py")) if path.stem not in ("__init__", "__main__")}
 LIGHT = (
     *("telemetry", "trace", "compare", "spikes", "plots", "run", "manifest", "cli", "bits", "files", "errors"),
     *("changes", "rowfacts", "batchfacts", "traces", "whatif"),
@@ -54,13 +55,17 @@ def loaded_after(statement):
     return set(done.stdout.split())
 
 
+def dotted(name):
+    return ".".join(MODULES[name].relative_to(PACKAGE.parent).with_suffix("").parts)
+
+
 def test_the_package_imports_next_to_nothing():
     loaded = loaded_after("import workbench")
     assert not {"mlx", "numpy", "pandas", "matplotlib", "ipywidgets", "msgspec", "click"} & loaded
 
 
 def test_what_reads_and_draws_imports_no_mlx():
-    loaded = loaded_after("import " + ", ".join(f"workbench.{name}" for name in LIGHT))
+    loaded = loaded_after("import " + ", ".join(dotted(name) for name in LIGHT))
     assert "mlx" not in loaded and "pandas" in loaded
 
 
@@ -134,12 +139,13 @@ def imports_of(source):
             continue
         if isinstance(node, ast.ImportFrom):
             if node.level:
-                own |= {node.module.partition(".")[0]} if node.module else {alias.name for alias in node.names}
+                last = (node.module or "").rpartition(".")[2]
+                own |= {last} if last in MODULES else {alias.name for alias in node.names}
             else:
                 others.add(node.module.partition(".")[0])
         elif isinstance(node, ast.Import):
             others |= {alias.name.partition(".")[0] for alias in node.names}
-    return own & {path.stem for path in PACKAGE.glob("*.py")}, others
+    return own & set(MODULES), others
 
 
 def reach(module):
@@ -150,7 +156,7 @@ def reach(module):
         if name in seen:
             continue
         seen.add(name)
-        own, foreign = imports_of(ast.parse((PACKAGE / f"{name}.py").read_text()))
+        own, foreign = imports_of(ast.parse(MODULES[name].read_text()))
         others |= foreign
         todo += own
     return seen, others
@@ -184,12 +190,12 @@ def test_without_mlx_all_the_way_down(module):
     assert "mlx" not in reach(module)[1]
 
 
+def test_a_module_is_known_by_its_name_alone():
+    assert len(MODULES) == sum(path.stem not in ("__init__", "__main__") for path in PACKAGE.rglob("*.py"))
+
+
 def test_nobody_imports_the_command_line():
-    importing = {
-        path.stem
-        for path in PACKAGE.glob("*.py")
-        if "cli" in imports_of(ast.parse(path.read_text()))[0] and path.stem != "__main__"
-    }
+    importing = {name for name, path in MODULES.items() if "cli" in imports_of(ast.parse(path.read_text()))[0]}
     assert importing == set()
 
 

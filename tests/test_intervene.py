@@ -10,8 +10,8 @@ from helpers import Points, experiment, mlp, mse, state_of, tensor_bytes
 
 from workbench.errors import ExperimentError
 from workbench.experiment import random_key
-from workbench.intervene import _carrier, _shares, intervene, two_by_two
-from workbench.scene import Scene
+from workbench.interventions.intervene import _carrier, _shares, intervene, two_by_two
+from workbench.interventions.scene import Scene
 
 N = 12
 

@@ -10,7 +10,7 @@ from helpers import experiment
 from models import job
 from test_probe import performed
 
-from workbench.measure import measure, parameter_updates
+from workbench.probes.measure import measure, parameter_updates
 from workbench.step import StepResult
 
 
@@ -118,5 +118,5 @@ def test_mean_of_nothing_and_of_what_is_not_finite():
 def test_many_tensors_are_measured_as_one_by_one(monkeypatch):
     tensors = {str(n): mx.random.normal((n + 1, 3), key=mx.random.key(n)) for n in range(6)}
     whole = measure("weight", tensors)
-    monkeypatch.setattr("workbench.measure.AT_ONCE", 10)
+    monkeypatch.setattr("workbench.probes.measure.AT_ONCE", 10)
     assert measure("weight", tensors) == whole and [row.path for row in whole] == list(tensors)

@@ -9,7 +9,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from workbench.errors import ExperimentError
-from workbench.model import (
+from workbench.trainer.model import (
     INIT_STD,
     PRESETS,
     ModelConfig,

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workbench.nearby import beside_neighbours
+from workbench.screen.nearby import beside_neighbours
 
 
 def frame(rows):

@@ -8,8 +8,7 @@ import pytest
 from models import Tokens, job
 
 from workbench import Recorder, open_run
-from workbench.model import loss
-from workbench.neighbours import (
+from workbench.probes.neighbours import (
     COLUMNS,
     FEW,
     LINEAR_FLOOR,
@@ -21,8 +20,9 @@ from workbench.neighbours import (
     numbers,
     scored,
 )
+from workbench.probes.trace_tables import KINDS
 from workbench.spikes import NORMAL_SIGMA_PER_MAD
-from workbench.trace_tables import KINDS
+from workbench.trainer.model import loss
 
 
 def series(values, kind="gradient", statistic="l2", first=1):

@@ -9,12 +9,12 @@ from helpers import Points, advance, assert_same_state, experiment, mse, state_o
 from models import VOCABULARY, ByHand, Decoder, Tokens, classes_of, job, seeded, token_loss, transformer
 
 from workbench.experiment import as_batch
-from workbench.measure import parameter_rows
-from workbench.model import loss
-from workbench.nonfinite import first_nonfinite
 from workbench.probe import certified_probe
+from workbench.probes.measure import parameter_rows
+from workbench.probes.nonfinite import first_nonfinite
 from workbench.snapshot import restore
 from workbench.step import Stepper
+from workbench.trainer.model import loss
 
 
 def found(one, batch=None, steps=0, edit=None):
@@ -42,7 +42,7 @@ def test_a_healthy_step_has_none(name):
 
 
 def test_nothing_but_a_look_is_done_for_a_healthy_step(monkeypatch):
-    monkeypatch.setattr("workbench.nonfinite.forward_backward", lambda *a: pytest.fail("a pass was made"))
+    monkeypatch.setattr("workbench.probes.nonfinite.forward_backward", lambda *a: pytest.fail("a pass was made"))
     assert found(job(), steps=1) is None
 
 

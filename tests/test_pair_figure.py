@@ -6,7 +6,7 @@ import pytest
 from pictures import artists, inside, legend, texts
 
 from workbench.errors import WorkbenchError
-from workbench.pair_figure import MARKS, loss_pair
+from workbench.pairs.pair_figure import MARKS, loss_pair
 
 
 def pair(steps=40, parting=11, apart=0.01):

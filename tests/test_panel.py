@@ -12,12 +12,12 @@ import runs
 from panels import EVERY, EVIL, SPIKE, STEPS, VIEWS, in_a_process, look, loss, plain, press, seen
 
 from workbench import panel as panels
-from workbench import timeline_figure
-from workbench.batch import batch_table
-from workbench.corpus import Corpus
+from workbench.batches.batch import batch_table
 from workbench.errors import ReplayError, RunError
 from workbench.panel import Panel
 from workbench.run import Run
+from workbench.screen import timeline_figure
+from workbench.trainer.corpus import Corpus
 
 pytest_plugins = ["panel_fixtures"]
 pytestmark = pytest.mark.usefixtures("closed", "quick")

@@ -12,13 +12,14 @@ import pytest
 import runs
 from panels import EVIL, SPIKE, STEPS, in_a_process, look, plain, press, seen
 
-from workbench import layer_view, performing, plots, worker
-from workbench.batch import batch_table
+from workbench import plots, worker
+from workbench.batches.batch import batch_table
 from workbench.errors import EnvironmentMismatch, ReplayError, WorkbenchError
 from workbench.panel import Panel
-from workbench.performing import Cancelled
 from workbench.record import Recorder
 from workbench.run import Run
+from workbench.screen import layer_view, performing
+from workbench.screen.performing import Cancelled
 
 pytest_plugins = ["panel_fixtures"]
 pytestmark = pytest.mark.usefixtures("closed", "quick")

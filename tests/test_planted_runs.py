@@ -10,7 +10,7 @@ import runs
 
 from workbench import open_run
 from workbench.faults import KINDS, parse
-from workbench.training import Quiet, train_run
+from workbench.trainer.training import Quiet, train_run
 
 AT, STEPS = 4, 7
 SETTINGS = runs.SMALL | {"save_every": 6, "no_spike_detect": True, "dropout": 0.1, "compile_": False}

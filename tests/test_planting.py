@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from helpers import config, write_corpus
 
-from workbench.alterations import Relabelling, Repetition
-from workbench.corpus import Corpus
 from workbench.errors import DataError, ExperimentError
 from workbench.faults import KINDS, parse
-from workbench.planting import plant
-from workbench.recipe import stream
-from workbench.schedule import RateChange
+from workbench.sabotage.alterations import Relabelling, Repetition
+from workbench.sabotage.planting import plant
+from workbench.trainer.corpus import Corpus
+from workbench.trainer.recipe import stream
+from workbench.trainer.schedule import RateChange
 
 
 @pytest.fixture

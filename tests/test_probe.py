@@ -13,8 +13,8 @@ from mlx.utils import tree_flatten
 
 from workbench.bits import bits_float
 from workbench.experiment import as_batch
-from workbench.measure import measure, parameter_rows
 from workbench.probe import certified_probe, probe
+from workbench.probes.measure import measure, parameter_rows
 from workbench.snapshot import restore
 from workbench.step import Stepper, StepResult
 

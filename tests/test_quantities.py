@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from workbench import quantities as q
+from workbench.probes import quantities as q
 
 SIZES = (1, 7, 4096, q.STRETCH, q.STRETCH + 4099)
 RNG = np.random.default_rng(11)

@@ -161,7 +161,7 @@ def test_a_trainers_run_without_data(manifest, tmp_path):
 @pytest.fixture
 def entry():
     """The shared corpus under a relative name."""
-    from workbench.corpus import Corpus
+    from workbench.trainer.corpus import Corpus
 
     described = Corpus.open(runs.corpus()).describe()
     return lambda path: DataFile(path, described["bytes"], described["sha256"])

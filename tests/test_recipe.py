@@ -8,9 +8,9 @@ from helpers import advance, config, write_corpus
 from workbench import manifest as manifests
 from workbench.errors import ExperimentError
 from workbench.experiment import state_arrays
-from workbench.model import loss, masked_loss
-from workbench.recipe import build, config_from
 from workbench.share import shared
+from workbench.trainer.model import loss, masked_loss
+from workbench.trainer.recipe import build, config_from
 
 
 @pytest.fixture

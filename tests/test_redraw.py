@@ -8,9 +8,9 @@ import pytest
 from experiments import record_own
 from helpers import Points, edit_line, experiment
 
+from workbench.batches.redraw import redraw
 from workbench.errors import CheckpointError, ReplayError
 from workbench.experiment import batch_hash
-from workbench.redraw import redraw
 from workbench.run import Run
 
 

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from workbench.results import KEPT, Found, Results
+from workbench.screen.results import KEPT, Found, Results
 
 
 def made(*changes, **attrs):

@@ -8,8 +8,8 @@ import zlib
 import numpy as np
 import pytest
 
-from workbench import rowfacts
-from workbench.rowfacts import Repetition, repetition
+from workbench.batches import rowfacts
+from workbench.batches.rowfacts import Repetition, repetition
 
 DRAW = np.random.Generator(np.random.Philox(key=3))
 

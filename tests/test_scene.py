@@ -9,9 +9,9 @@ from helpers import Points, assert_same_state, edit_line, experiment, flip_in_sa
 from workbench import open_run, snapshot
 from workbench.errors import CheckpointError, EnvironmentMismatch, ReplayError
 from workbench.experiment import batch_hash, random_key
-from workbench.intervene import intervene
+from workbench.interventions.intervene import intervene
+from workbench.interventions.scene import Scene
 from workbench.record import Recorder
-from workbench.scene import Scene
 
 
 @pytest.fixture

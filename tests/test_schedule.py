@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from workbench.errors import ExperimentError
-from workbench.schedule import MAX_STEPS, RateChange, ScheduleConfig, lr_at, make_schedule
+from workbench.trainer.schedule import MAX_STEPS, RateChange, ScheduleConfig, lr_at, make_schedule
 
 STEPS = 100
 CONFIGS = [

@@ -5,8 +5,8 @@ import mlx.optimizers as optim
 import pytest
 from helpers import advance, experiment, state_of
 
-from workbench.quantities import bias_correction
-from workbench.second_moment import second_moments
+from workbench.probes.quantities import bias_correction
+from workbench.probes.second_moment import second_moments
 
 PATHS = ["layers.0.weight", "layers.3.bias"]
 

@@ -11,14 +11,14 @@ import pytest
 import runs
 from rich.console import Console
 
-from workbench import baselines, casebook, scores, spikebench, trial
-from workbench.casebook import HEALTHY, NATURAL, SIZES, VARIANTS, Case, Variant, plan
+from workbench.bench import baselines, casebook, scores, spikebench, trial
+from workbench.bench.casebook import HEALTHY, NATURAL, SIZES, VARIANTS, Case, Variant, plan
+from workbench.bench.outcome import CASE, LABEL, NOTHING, OUTCOME, RUN, Answer, Outcome, hopeless
+from workbench.bench.spikebench import parse_seeds, run_bench
+from workbench.bench.spikebench_report import Bench
 from workbench.errors import ExperimentError, RunError
 from workbench.faults import KINDS, parse
-from workbench.outcome import CASE, LABEL, NOTHING, OUTCOME, RUN, Answer, Outcome, hopeless
-from workbench.spikebench import parse_seeds, run_bench
-from workbench.spikebench_report import Bench
-from workbench.training import fresh
+from workbench.trainer.training import fresh
 
 # ---------------------------------------------------------------------------------------------------------------- plan
 

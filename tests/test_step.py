@@ -12,9 +12,9 @@ from mlx.utils import tree_flatten, tree_map
 
 from workbench.errors import ExperimentError
 from workbench.experiment import as_batch, state_arrays
-from workbench.model import ModelConfig, build_model
-from workbench.model import loss as token_loss
 from workbench.step import Stepper, clipped, global_norm, micro_batches
+from workbench.trainer.model import ModelConfig, build_model
+from workbench.trainer.model import loss as token_loss
 
 STEPS = 5
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from workbench.quantities import STRETCH
-from workbench.summary import summarise
+from workbench.probes.quantities import STRETCH
+from workbench.probes.summary import summarise
 
 
 @pytest.mark.parametrize("size", [1, 5, 4096, STRETCH, 2 * STRETCH + 777])

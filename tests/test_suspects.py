@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from workbench.suspects import NOTHING_COUNTS, high_losses, odd_rows, suspects
+from workbench.cause.suspects import NOTHING_COUNTS, high_losses, odd_rows, suspects
 
 LENGTH = 48
 

@@ -5,9 +5,9 @@ import io
 import pandas as pd
 from rich.console import Console
 
-from workbench.batchfacts import COLUMNS
-from workbench.tables import batch_tables, oddities, whatif_table
-from workbench.whatif import COLUMNS as EXPERIMENT
+from workbench.batches.batchfacts import COLUMNS
+from workbench.interventions.tables import batch_tables, oddities, whatif_table
+from workbench.interventions.whatif import COLUMNS as EXPERIMENT
 
 
 def facts(**given):

@@ -8,9 +8,9 @@ import mlx.optimizers as optim
 import numpy as np
 import pytest
 
+from workbench.divergence.tensors import difference, differing, raw, state_tensors, step_tensors
 from workbench.experiment import as_batch
 from workbench.step import Stepper
-from workbench.tensors import difference, differing, raw, state_tensors, step_tensors
 
 
 def performed(job):

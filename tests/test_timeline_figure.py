@@ -7,8 +7,8 @@ from matplotlib.text import Text
 from pictures import artists, curves, inside, legend, run, texts
 
 from workbench.errors import WorkbenchError
+from workbench.screen.timeline_figure import decimate, timeline
 from workbench.spikes import find_spikes
-from workbench.timeline_figure import decimate, timeline
 
 NAN, INF = float("nan"), float("inf")
 

@@ -7,11 +7,11 @@ import runs
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workbench.corpus import Corpus
 from workbench.errors import DataError, ReplayError
 from workbench.run import Run
-from workbench.tokens import COLUMNS, readable, token_table, visible
+from workbench.screen.tokens import COLUMNS, readable, token_table, visible
 from workbench.trace import Trace
+from workbench.trainer.corpus import Corpus
 
 STEP = 5
 
@@ -31,7 +31,7 @@ def test_a_row_is_its_window_of_the_corpus(run):
     assert table.dtypes.astype(str).tolist() == [str(np.dtype(t)) if t != "string" else t for t in COLUMNS.values()]
     assert table.attrs["known"] is False and table["loss"].isna().all()
     content, ctx = Corpus.open(runs.corpus()).tokens, runs.SMALL["ctx"]
-    from workbench.batch import batch_table
+    from workbench.batches.batch import batch_table
 
     for row in batch_table(run, STEP).itertuples():
         own = table[table["row"] == row.row]

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import runs
 
-from workbench import open_run, recipe, snapshot
-from workbench.corpus import Corpus
-from workbench.data import split_point, validation_batches
+from workbench import open_run, snapshot
 from workbench.errors import ExperimentError
-from workbench.model import token_losses
-from workbench.recipe import AdamWConfig, TrainConfig, build, config_from
-from workbench.train import VALIDATION_BATCHES, Interrupted
-from workbench.training import Quiet, fresh, train_run
+from workbench.trainer import recipe
+from workbench.trainer.corpus import Corpus
+from workbench.trainer.data import split_point, validation_batches
+from workbench.trainer.model import token_losses
+from workbench.trainer.recipe import AdamWConfig, TrainConfig, build, config_from
+from workbench.trainer.train import VALIDATION_BATCHES, Interrupted
+from workbench.trainer.training import Quiet, fresh, train_run
 
 CONSTANT = runs.SMALL | {"lr_schedule": "constant", "warmup": 2, "device": "cpu", "save_every": 4}
 

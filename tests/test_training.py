@@ -9,8 +9,8 @@ import runs
 
 from workbench import open_run
 from workbench.errors import DataError, ExperimentError, RunError, WorkbenchError
-from workbench.model import PRESETS
-from workbench.training import _RESUMABLE, OPTIONS, fresh, resumed, train_run
+from workbench.trainer.model import PRESETS
+from workbench.trainer.training import _RESUMABLE, OPTIONS, fresh, resumed, train_run
 
 
 def job(**given):

@@ -9,6 +9,7 @@ import pytest
 import runs
 from rich.console import Console
 
+from workbench.cause.verdict_tables import verdict_parts
 from workbench.errors import WorkbenchError
 from workbench.verdict import (
     CAUSES,
@@ -23,7 +24,6 @@ from workbench.verdict import (
     schema,
     write,
 )
-from workbench.verdict_tables import verdict_parts
 
 EVIL = "<script>alert(1)</script>"
 

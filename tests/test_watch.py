@@ -11,8 +11,8 @@ from test_attention import reference
 
 from workbench.deterministic import deterministic_operations, make_deterministic
 from workbench.experiment import as_batch
-from workbench.model import loss
-from workbench.watch import CROSS_ENTROPY, EXTRAS, FUSED, SOFTMAX, Watch
+from workbench.probes.watch import CROSS_ENTROPY, EXTRAS, FUSED, SOFTMAX, Watch
+from workbench.trainer.model import loss
 
 BATCH = as_batch(next(iter(job().sampler)))
 

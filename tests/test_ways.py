@@ -11,9 +11,9 @@ import mlx.nn as nn
 import msgspec
 import pytest
 
+from workbench.divergence.tensors import differing
+from workbench.divergence.ways import Way, first_departing_step
 from workbench.errors import ReplayError
-from workbench.tensors import differing
-from workbench.ways import Way, first_departing_step
 
 LAYERS = ["layers.0", "layers.3"]
 
@@ -183,8 +183,8 @@ from dataclasses import replace
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
-from workbench.tensors import differing
-from workbench.ways import Way, first_departing_step
+from workbench.divergence.tensors import differing
+from workbench.divergence.ways import Way, first_departing_step
 
 mx.set_default_device(mx.cpu)
 job = helpers.experiment(model=nn.Linear(4, 1), optimizer=optim.SGD(1e-2, momentum=0.9))  # few kernels to compile

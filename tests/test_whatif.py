@@ -9,11 +9,12 @@ import runs
 from experiments import record_own
 from helpers import edit_line, experiment
 
-from workbench import open_run, whatif
+from workbench import open_run
 from workbench.bits import bits_float
 from workbench.errors import ExperimentError, ReplayError, WorkbenchError
-from workbench.intervene import intervene
-from workbench.scene import Scene
+from workbench.interventions import whatif
+from workbench.interventions.intervene import intervene
+from workbench.interventions.scene import Scene
 from workbench.trace import read
 
 CHANGES = ["lr=0.5x", "drop-row=3", "batch=skip"]

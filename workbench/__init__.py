@@ -16,43 +16,51 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .batches.batch import batch_table as batch_table
     from .errors import WorkbenchError as WorkbenchError
     from .experiment import Experiment as Experiment
     from .experiment import StepOptions as StepOptions
     from .forking import fork as fork
     from .forks import fork_point as fork_point
-    from .paired import compare_runs as compare_runs
+    from .interventions.intervene import two_by_two as two_by_two
+    from .interventions.scene import Scene as Scene
+    from .pairs.paired import compare_runs as compare_runs
     from .panel import Panel as Panel
     from .record import Recorder as Recorder
     from .run import Run as Run
     from .run import list_runs as list_runs
     from .run import open_run as open_run
-    from .scene import Scene as Scene
+    from .screen.heatmap import onset_map as onset_map
+    from .screen.tokens import token_table as token_table
     from .spikes import SpikeSettings as SpikeSettings
     from .spikes import find_spikes as find_spikes
     from .trace import Trace as Trace
-    from .training import train_run as train_run
+    from .trainer.training import train_run as train_run
     from .verdict import Verdict as Verdict
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "batch_table": "batches.batch",
+    "onset_map": "screen.heatmap",
+    "token_table": "screen.tokens",
+    "two_by_two": "interventions.intervene",
     "WorkbenchError": "errors",
     "Experiment": "experiment",
     "StepOptions": "experiment",
     "fork": "forking",
     "fork_point": "forks",
-    "compare_runs": "paired",
+    "compare_runs": "pairs.paired",
     "Panel": "panel",
     "Recorder": "record",
     "Run": "run",
     "list_runs": "run",
     "open_run": "run",
-    "Scene": "scene",
+    "Scene": "interventions.scene",
     "SpikeSettings": "spikes",
     "find_spikes": "spikes",
     "Trace": "trace",
-    "train_run": "training",
+    "train_run": "trainer.training",
     "Verdict": "verdict",
 }
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import (
+from .cause import (
     batch_cause,
     contradiction,
     curvature_cause,
@@ -27,18 +27,18 @@ from . import (
     remedies,
     resume_cause,
 )
-from .alarm import alarms
-from .batch_cause import Square
-from .counterfactual import Trials
-from .inquiry import Conclusion, Inquiry, setting, skipping
+from .cause.alarm import alarms
+from .cause.batch_cause import Square
+from .cause.counterfactual import Trials
+from .cause.inquiry import Conclusion, Inquiry, setting, skipping
+from .cause.outliers import outliers
+from .cause.walk import broken, walk
+from .interventions.scene import CONTEXT, MEMORY_SHARE, Scene
 from .memory import memory
-from .outliers import outliers
 from .replay import Progress
 from .run import Run
-from .scene import CONTEXT, MEMORY_SHARE, Scene
 from .session import traces_folder
 from .verdict import Verdict, write
-from .walk import broken, walk
 
 SAVED = 64  # steps of roll-forward for which it is worth trying to decide without neighbours: about an autopsy's own
 HELD = 48  # states before N-1 that are worth holding: older ones are too far for an experiment to start from

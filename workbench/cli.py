@@ -176,7 +176,7 @@ def train(**given: Any) -> None:
             raise click.UsageError("--replay-step N and --replay-from RUN go together")
         _replay(given["replay_from"], str(given["replay_step"]))
         return
-    from . import training
+    from .trainer import training
 
     if given["fork"] is not None:
         from .forking import forked
@@ -309,7 +309,7 @@ def _replay(path: Path, step: str, as_json: bool = False, **options: Any) -> Non
 
 
 def _print_context(context: Any, as_json: bool) -> None:
-    from .context_tables import context_json, context_tables
+    from .probes.context_tables import context_json, context_tables
 
     trace = context.trace
     if as_json:
@@ -468,7 +468,7 @@ def batch(run: Path, step: int, rows: int | None, segment: int | None, as_json: 
         return
     for notice in notices:
         click.echo(notice, err=True)
-    from .tables import batch_tables
+    from .interventions.tables import batch_tables
 
     console = _console(highlight=False, width=None if sys.stdout.isatty() else 160)
     for table in batch_tables(facts):
@@ -508,7 +508,7 @@ def whatif(run: Path, step: int, changes: tuple[str, ...], as_json: bool, **opti
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from . import whatif as experiments
+    from .interventions import whatif as experiments
     from .run import open_run
 
     opened = open_run(run)
@@ -524,7 +524,7 @@ def whatif(run: Path, step: int, changes: tuple[str, ...], as_json: bool, **opti
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(experiments.document(records, files, notices))))
         return
-    from .tables import whatif_table
+    from .interventions.tables import whatif_table
 
     for notice in notices:
         click.echo(notice, err=True)
@@ -568,7 +568,7 @@ def autopsy(run: Path, step: int, as_json: bool, **options: Any) -> None:
     if as_json:
         click.echo(verdict.to_json())
         return
-    from .verdict_tables import verdict_parts
+    from .cause.verdict_tables import verdict_parts
 
     console = _console(highlight=False, width=None if sys.stdout.isatty() else 140)
     for part in verdict_parts(verdict):
@@ -663,7 +663,7 @@ def compare(run_a: Path, run_b: Path, as_json: bool, segment_a: int | None, segm
 
     Reads what they logged; computes nothing.
     """
-    from .paired import compare_runs
+    from .pairs.paired import compare_runs
 
     found = compare_runs(run_a, run_b, segment_a=segment_a, segment_b=segment_b)
     if as_json:
@@ -724,9 +724,9 @@ def record(preset: str, corpus: Path | None, rounds: int, burst: int, as_json: b
     """Recording beside the bare compiled step, in turns; ratios of medians."""
     from rich.table import Table
 
-    from . import training
-    from .bench import recording_cost
+    from .bench.recording_cost import recording_cost
     from .share import shared
+    from .trainer import training
 
     given = {
         "corpus": corpus or shared("data") / "shakespeare.txt",
@@ -771,8 +771,8 @@ def bench_spikes(faults: str | None, seeds: str | None, sizes: str | None, as_js
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from .casebook import DEFAULT_SEEDS
-    from .spikebench import parse_seeds, run_bench
+    from .bench.casebook import DEFAULT_SEEDS
+    from .bench.spikebench import parse_seeds, run_bench
 
     if options["again"] and options["out"] is None:
         raise click.UsageError("--again goes with --out, the folder with the runs.")

@@ -9,8 +9,8 @@ from typing import Any
 from .errors import RunError
 from .share import shared
 from .trace import Trace
-from .train import Watcher
-from .training import train_run
+from .trainer.train import Watcher
+from .trainer.training import train_run
 from .verdict import Verdict
 
 STEPS, SPIKE, WINDOW = 90, 72, 30  # the window fills before the spike, and all fits a minute without a fast BLAS

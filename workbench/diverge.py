@@ -16,18 +16,19 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 
-from . import fresh_process, snapshot, worker
-from .difference import TensorDifference
+from . import snapshot, worker
+from .divergence import fresh_process
+from .divergence.difference import TensorDifference
+from .divergence.ladder import Departure, Ladder, Rung, Verdict
+from .divergence.tensors import Tensors, differing, state_tensors, step_tensors
+from .divergence.ways import Way, first_departing_step
 from .environment import numeric_environment
 from .errors import CheckpointError, ReplayError
 from .experiment import Experiment
-from .ladder import Departure, Ladder, Rung, Verdict
 from .replay import Outcome, Progress, replay_steps
 from .run import CHECKPOINTS, Run
 from .session import Prepared, prepared, undisturbed
 from .snapshot import State
-from .tensors import Tensors, differing, state_tensors, step_tensors
-from .ways import Way, first_departing_step
 
 RUNGS = ("same process", "another thread", "fresh process", "compile", "deterministic", "device")
 

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from . import cuda
-from .catalogue import BY_DEFAULT, CATALOGUE, FLOATS
-from .conclusion import conclude, conclude_run
-from .diagnosis import OperationRow, Report, StepRow, listed
 from .environment import differences, no_gpu, numeric_environment, on_device
 from .errors import ReplayError
-from .experiment import Experiment, random_key, set_random_key
-from .operations import REPEATS, Operation, disturbance
-from .repeats import (
+from .examination.catalogue import BY_DEFAULT, CATALOGUE, FLOATS
+from .examination.conclusion import conclude, conclude_run
+from .examination.diagnosis import OperationRow, Report, StepRow, listed
+from .examination.operations import REPEATS, Operation, disturbance
+from .examination.repeats import (
     STEPS,
     Digests,
     Job,
@@ -35,12 +34,13 @@ from .repeats import (
     small_transformer,
     tally,
 )
+from .examination.selftest import self_test
+from .examination.shards import SETTINGS, count, examine_shards, process_count, shards
+from .examination.speed import advice, matmul_gflops
+from .experiment import Experiment, random_key, set_random_key
 from .replay import Progress
 from .run import Run
-from .selftest import self_test
 from .session import refuse_another
-from .shards import SETTINGS, count, examine_shards, process_count, shards
-from .speed import advice, matmul_gflops
 
 
 @dataclass(frozen=True)

@@ -17,22 +17,22 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 
-from .alterations import Repetition
-from .changes import Change, Times
-from .corpus import Corpus
-from .data import WindowSampler
 from .errors import ExperimentError
 from .forks import ForkPoint, changed_state, parent_of, parse_changes, state_at
+from .interventions.changes import Change, Times
 from .manifest import DataFile
-from .planters import SOURCES
 from .rebuild import locate
-from .recipe import TrainConfig, config_from, stream
 from .run import Run
-from .schedule import RateChange
+from .sabotage.alterations import Repetition
+from .sabotage.planters import SOURCES
 from .snapshot import State
 from .state_edits import cast
-from .train import Watcher
-from .training import Job, Quiet, recording_as, refuse_decided, refuse_used
+from .trainer.corpus import Corpus
+from .trainer.data import WindowSampler
+from .trainer.recipe import TrainConfig, config_from, stream
+from .trainer.schedule import RateChange
+from .trainer.train import Watcher
+from .trainer.training import Job, Quiet, recording_as, refuse_decided, refuse_used
 
 # What may be given with --fork; anything else is in the parent's manifest.
 FORKABLE = {"out", "fork", "from_", "skip_batch", "set_", "steps", "prefetch", "log_jsonl", "print_fingerprint"}

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import snapshot, state_edits
-from .changes import Change, parse_change
 from .errors import CheckpointError, ExperimentError, ReplayError
 from .experiment import Experiment
 from .fingerprint import known_method
+from .interventions.changes import Change, parse_change
 from .manifest import Parent
 from .replay import Progress, replay_steps
 from .run import CHECKPOINTS, Run

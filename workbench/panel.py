@@ -11,25 +11,26 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import figures, tasks
-from .boundary import Boundary
-from .changes import parse_change
-from .choosing import Chooser
-from .controls import TIMELINE, Controls
+from . import figures
 from .errors import ExperimentError, ReplayError, RunError
-from .performing import Performer
-from .results import Found, Results
+from .interventions.changes import parse_change
 from .run import Run
+from .screen import tasks
+from .screen.boundary import Boundary
+from .screen.choosing import Chooser
+from .screen.controls import TIMELINE, Controls
+from .screen.performing import Performer
+from .screen.results import Found, Results
+from .screen.tasks import Task
+from .screen.viewing import Viewer
 from .share import shared
-from .tasks import Task
-from .viewing import Viewer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pandas as pd
 
-    from .neighbours import Context
+    from .probes.neighbours import Context
     from .trace import Trace
     from .verdict import Verdict
 

@@ -15,11 +15,11 @@ from mlx.utils import tree_flatten
 from .bits import float_bits
 from .experiment import Batch, random_state
 from .fingerprint import fingerprint
-from .measure import measure
-from .measured import Row
+from .probes.measure import measure
+from .probes.measured import Row
+from .probes.watch import Forward, Watch
 from .snapshot import State, restore
 from .step import Stepper, StepResult, forward_backward
-from .watch import Forward, Watch
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .corpus import Corpus
 from .errors import DataError, ExperimentError, WorkbenchError
 from .manifest import DataFile, Manifest
+from .trainer.corpus import Corpus
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -36,7 +36,7 @@ def rebuild(manifest: Manifest, folder: Path, factory: str | None = None) -> Exp
     if kind == "trainer" and factory is not None:
         raise ExperimentError("this run was recorded by `workbench train` and is rebuilt by it; leave the factory out")
     if kind == "trainer":
-        from .recipe import build, config_from  # imports MLX
+        from .trainer.recipe import build, config_from  # imports MLX
 
         return build(config_from(manifest.rebuild.get("config")), files)
     if kind == "factory" or factory is not None:  # named by the run, or by the user for a run that names none

@@ -14,11 +14,11 @@ from . import gates
 from .compare import Evidence, Item, compare_evidence, overall
 from .errors import ReplayError
 from .experiment import Batch, Experiment, as_batch, read_cursor
-from .measure import parameter_rows, parameter_updates
-from .measured import NonFinite, Row, Update
-from .nonfinite import first_nonfinite
 from .observe import Observation, edit, measure_alongside, observe
 from .probe import Probe, certified_probe
+from .probes.measure import parameter_rows, parameter_updates
+from .probes.measured import NonFinite, Row, Update
+from .probes.nonfinite import first_nonfinite
 from .snapshot import State, capture, first_difference, restore
 from .step import Stepper, StepResult
 from .telemetry import Edits

@@ -420,12 +420,12 @@ class Run:
                 `replay`.
 
         Returns:
-            A `workbench.neighbours.Context`: `frame`, `scores`, `onset()`, `traces`.
+            A `workbench.probes.neighbours.Context`: `frame`, `scores`, `onset()`, `traces`.
 
         Raises:
             ReplayError, CheckpointError, DataError, ExperimentError, EnvironmentMismatch: as for `replay`.
         """
-        from .context import replay_context  # imports MLX
+        from .probes.context import replay_context  # imports MLX
 
         asked = _steps(step)
         if len(asked) != 1:
@@ -475,7 +475,7 @@ class Run:
             bisect: for each intervention also find the first step at which rolling forward from the checkpoint departs.
 
         Returns:
-            A `workbench.ladder.Ladder`.
+            A `workbench.divergence.ladder.Ladder`.
 
         Raises:
             ReplayError, CheckpointError, DataError, ExperimentError, EnvironmentMismatch: as for `replay`.
@@ -504,7 +504,7 @@ class Run:
 
         Args, columns and errors: see `batchfacts.batch_facts`. Needs no replay; a trace adds the losses of the rows.
         """
-        from .batchfacts import batch_facts
+        from .batches.batchfacts import batch_facts
 
         return batch_facts(self, _steps(step)[0], trace, segment=segment)
 
@@ -542,7 +542,7 @@ class Run:
             ExperimentError: a change is malformed, does not fit this run, or changes nothing in it.
             ReplayError, CheckpointError, DataError, EnvironmentMismatch: as `replay`.
         """
-        from . import whatif
+        from .interventions import whatif
 
         records, files, notices = whatif.experiments(
             self,

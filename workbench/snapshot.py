@@ -18,15 +18,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from .errors import CheckpointError, ExperimentError
-from .experiment import (
-    Experiment,
-    ensure_initialised,
-    put_arrays,
-    random_key,
-    row_major,
-    set_random_key,
-    state_arrays,
-)
+from .experiment import Experiment, ensure_initialised, put_arrays, random_key, row_major, set_random_key, state_arrays
 from .files import commit, pretty_json, sha256, sync_file, temporary_beside, write_atomic
 from .fingerprint import lanes, method_here
 from .host import raw_views

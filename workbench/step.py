@@ -21,15 +21,7 @@ from mlx.utils import tree_flatten, tree_map
 from .capture import Capture, layers_of
 from .deterministic import deterministic_operations
 from .errors import ExperimentError
-from .experiment import (
-    Batch,
-    Experiment,
-    has_free_stride,
-    put_arrays,
-    random_state,
-    row_major,
-    state_arrays,
-)
+from .experiment import Batch, Experiment, has_free_stride, put_arrays, random_state, row_major, state_arrays
 
 
 class Asked(Protocol):

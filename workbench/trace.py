@@ -15,14 +15,14 @@ import numpy as np
 import pandas as pd
 from msgspec import UNSET, UnsetType
 
-from . import trace_tables
 from .bits import bits_float
 from .compare import ITEMS, Item, Verdict, mismatches
 from .errors import WorkbenchError
 from .files import pretty_json, write_atomic
-from .findings import findings
-from .measured import Attention, Logits, NonFinite, Row, Update
-from .trace_tables import KINDS as KINDS
+from .probes import trace_tables
+from .probes.findings import findings
+from .probes.measured import Attention, Logits, NonFinite, Row, Update
+from .probes.trace_tables import KINDS as KINDS
 
 VERSION = 1
 BADGE_MARKS = {"exact": "✓", "mismatch": "✗", "within tolerance": "≈", "unverified": "?"}
@@ -171,7 +171,7 @@ class Trace:
         """One row a trainable parameter: path, dtype, ratio, cosine, staleness_rms, eps_fraction, stuck_fraction.
 
         NaN where a quantity is undefined, as the second moment's for an optimizer without one. See
-        `workbench.quantities`.
+        `workbench.probes.quantities`.
         """
         return trace_tables.updates(self.record)
 
@@ -193,7 +193,7 @@ class Trace:
         return trace_tables.rows(self.record)
 
     def findings(self) -> list[str]:
-        """What stands out in this step, a sentence each; see `workbench.findings`."""
+        """What stands out in this step, a sentence each; see `workbench.probes.findings`."""
         return findings(self.record)
 
     def badges(self) -> list[tuple[str, Verdict, str]]:

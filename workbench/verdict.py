@@ -205,7 +205,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"Verdict(step={self.step}, verdict={self.verdict!r}, culprit={self.culprit!r})"
 
     def _repr_html_(self) -> str:
-        from .cause_view import verdict_card
+        from .screen.cause_view import verdict_card
 
         return verdict_card(self)
 

@@ -1,0 +1,1 @@
+"""Which data was in a step."""

@@ -1,0 +1,1 @@
+"""Benchmarks: what recording costs, and how often the verdict is right."""

@@ -1,0 +1,1 @@
+"""What an autopsy looks at, one suspicion a module."""

@@ -1,0 +1,72 @@
+"""The rows of a batch that are to blame, by name: their number, their loss, where they came from, what is odd in them.
+
+Knows an inquiry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..batches.batch import sampler_of, verified_batch
+from ..errors import WorkbenchError
+from .inquiry import Inquiry
+from .suspects import Suspect
+
+NAMED = 8  # rows in a sentence
+
+
+def named(inquiry: Inquiry, step: int, rows: Sequence[Suspect], whole: int) -> tuple[dict[str, Any], str]:
+    """The culprit, and its description; the evidence is noted.
+
+    Args:
+        whole: rows in the batch.
+    """
+    culprit: dict[str, Any] = {"step": step}
+    if not rows:
+        return culprit, "no row stands out from the others"
+    places = _places(inquiry, step)
+    culprit["rows"] = [
+        {"row": one.row} | places.get(one.row, {}) | ({} if one.loss is None else {"loss": _plain(one.loss)})
+        for one in sorted(rows, key=lambda one: one.row)
+    ]
+    which = f"all {whole} rows" if len(rows) == whole else numbered(sorted(one.row for one in rows))
+    why = "; ".join(dict.fromkeys(phrase for one in rows for phrase in one.why)) or "high loss"
+    first = culprit["rows"][0]
+    where = f", the first from offset {first['offset']} of {first['source']}" if "source" in first else ""
+    losses = [one.loss for one in rows if one.loss is not None]
+    mean = f"; their mean loss is {np.mean(losses):.4g}" if losses else ""
+    numbers = {"rows": len(rows)} | ({"loss": float(np.mean(losses))} if losses else {})
+    inquiry.found("rows", f"Odd in batch {step}: {which} ({why}){where}{mean}.", "data", **numbers)
+    return culprit, f"{which} ({why})"
+
+
+def numbered(rows: Sequence[int]) -> str:
+    """Such as "rows 3, 4"."""
+    more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
+    return f"row{'' if len(rows) == 1 else 's'} {', '.join(map(str, rows[:NAMED]))}{more}"
+
+
+def _plain(loss: float) -> float | None:
+    return loss if np.isfinite(loss) else None
+
+
+def _places(inquiry: Inquiry, step: int) -> dict[int, dict[str, Any]]:
+    """Source and offset of each row, where the run's data is known."""
+    run = inquiry.run
+    if run.manifest.rebuild.get("kind") != "trainer":
+        inquiry.skip("source and offset of rows", "only the run's own loop knows its data")
+        return {}
+    segment = run.manifest.lineage(inquiry.scene.segment, step)
+    try:
+        sampler = sampler_of(run, verify="batch_hash" not in run.evidence(step, segment))
+        verified_batch(run, sampler, step, segment)
+    except WorkbenchError as error:
+        inquiry.skip("source and offset of rows", str(error))
+        return {}
+    files = [Path(entry.path).name for entry in run.manifest.data]
+    places = sampler.provenance(step)
+    return {row: {"source": files[one.source], "offset": one.offset} for row, one in enumerate(places)}

@@ -1,0 +1,105 @@
+"""The way out, tried: what a change would have done to the spike and to the steps after it, and the command for it.
+
+Knows an inquiry and a conclusion.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..bits import bits_float
+from ..interventions.changes import parse_change
+from ..seams import state_segment
+from ..verdict import Numbers, Remedy
+from .counterfactual import Shot
+from .inquiry import Conclusion, Inquiry, Tried
+
+NEXT = 5  # steps after N whose losses say whether it lasts
+
+
+def tried(inquiry: Inquiry, conclusion: Conclusion) -> list[Remedy]:
+    """Each remedy of a conclusion that there is time for, with its effect beside the untouched steps."""
+    scene, step = inquiry.scene, inquiry.step
+    if not conclusion.remedies or not inquiry.affords(NEXT, "remedies", kept=0):
+        return []
+    after = [Shot(step + number, float(moment.loss), math.nan) for number, moment in enumerate(scene.after(NEXT), 1)]
+    performed = [inquiry.trials.own(), *after]
+    untouched = _logged(inquiry) if conclusion.verdict == "transient-fault" else performed
+    found = []
+    for one in conclusion.remedies:
+        shots = conclusion.redone or performed
+        if one.change:
+            steps = range(one.first, step + 1 + NEXT) if parse_change(one.change).lasts else None
+            what = f"the remedy {one.words or one.change}"
+            redone = inquiry.tried(what, one.first, one.change, steps=steps, beyond=NEXT, kept=0)
+            if redone is None:
+                continue
+            shots = redone
+        found.append(_remedy(inquiry, conclusion, one, shots, untouched))
+    return found
+
+
+def _logged(inquiry: Inquiry) -> list[Shot]:
+    """Step N and those after it as the run logged them, where no replay repeats them."""
+    found = []
+    for step in range(inquiry.step, inquiry.step + 1 + NEXT):
+        evidence = inquiry.run.evidence(step, inquiry.scene.segment)
+        loss, grad_norm = (evidence.get(name) for name in ("loss", "grad_norm"))
+        numbers = [math.nan if bits is None else float(bits_float(bits)) for bits in (loss, grad_norm)]
+        found.append(Shot(step, numbers[0], numbers[1]))
+    return found
+
+
+def _remedy(
+    inquiry: Inquiry, conclusion: Conclusion, one: Tried, shots: Sequence[Shot], untouched: Sequence[Shot]
+) -> Remedy:
+    at = next((number for number, shot in enumerate(shots) if shot.step == inquiry.step), 0)
+    own, following = shots[at], [shot.loss for shot in shots[at + 1 :]]
+    before = [shot.loss for shot in untouched[1:]][: len(following)]
+    skipped = one.change == "batch=skip" and one.first == inquiry.step
+    numbers = {
+        "loss": None if skipped else own.loss,
+        "loss_untouched": untouched[0].loss,
+        "grad_norm": None if skipped else own.grad_norm,
+        "grad_norm_untouched": untouched[0].grad_norm,
+    }
+    for name, function in (("mean", np.mean), ("max", np.max)):
+        numbers[f"next_{name}"] = float(function(following)) if following else None
+        numbers[f"next_{name}_untouched"] = float(function(before)) if before else None
+    return Remedy(
+        change=one.words or one.change,
+        state=one.first - 1,
+        numbers=Numbers.of(numbers),
+        steps=[shot.step for shot in shots[at + 1 :]],
+        helps=bool((skipped or inquiry.gone(own)) and inquiry.healthy(following)),
+        command=command(inquiry, one, conclusion.fork_from),
+        note=one.note,
+    )
+
+
+def command(inquiry: Inquiry, one: Tried, place: str | None = None) -> str:
+    """What forks the run with a remedy: a command line for the built-in trainer's runs, Python for others; "" where no
+    fork can have it."""
+    if one.fork is None:
+        return ""
+    run, state = inquiry.run, one.first - 1
+    segment = state_segment(run.manifest, run.checkpoints, state, inquiry.scene.segment)
+    place = place or (f"{state}.s{segment}" if len(run.manifest.segments) > 1 else f"{state}")
+    out = f"{run.path}-from-{state}"
+    if run.manifest.rebuild.get("kind") == "trainer":
+        words = ["workbench", "train", "--fork", str(run.path), "--from", place]
+        words += ["--skip-batch", str(one.skip)] if one.skip is not None else []
+        words += ["--set", one.fork] if one.fork else []
+        return shlex.join([*words, "--out", out])
+    number, _, of = place.partition(".s")
+    changes = (["batch=skip"] if one.skip is not None else []) + ([one.fork] if one.fork else [])
+    given = f"changes={changes!r}, " if changes else ""
+    given += f"segment={of}, " if of else ""
+    return (
+        f"point = wb.fork_point({str(run.path)!r}, {number}, {given}experiment=experiment)\n"
+        f"recorder = wb.Recorder({out!r}, model, optimizer, loss_fn, sampler, fork=point)"
+    )

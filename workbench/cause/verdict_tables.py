@@ -1,0 +1,58 @@
+"""A verdict for a terminal: sentences, the table of what was tried, and the command to copy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ..verdict import Remedy, Verdict
+
+STYLE = {"no-spike": "bold green", "unknown": "bold yellow"}
+
+
+def verdict_parts(verdict: Verdict) -> Iterator[Table | Text | str]:
+    """What to print, in order: the answer, the evidence, what it refuted, what is left, the way out."""
+    yield Text(verdict.sentence(), style=STYLE.get(verdict.verdict, "bold red"))
+    for title, lines in (
+        ("evidence", [one.sentence for one in verdict.evidence]),
+        ("would have been refuted by", [verdict.would_refute] if verdict.would_refute else []),
+        ("refuted", [f"{one.cause}: {one.sentence}" for one in verdict.refuted]),
+        ("stands out", [one.sentence for one in verdict.outliers]),
+        ("not checked", [f"{one.what}: {one.why}" for one in verdict.unchecked]),
+        ("notice", verdict.notices),
+    ):
+        for line in lines:
+            yield Text.assemble((f"  {title}: ", "dim"), line)
+    if verdict.remedies:
+        yield _remedies(verdict)
+        for one in verdict.remedies:
+            if one.note:
+                yield Text.assemble((f"  {one.change}: ", "dim"), one.note)
+    best = verdict.remedy
+    if best is not None and best.command:
+        yield f"To go on with {best.change}:\n  {best.command}"  # unwrapped, to be copied
+    yield Text(verdict.footer(), style="dim")
+
+
+def _remedies(verdict: Verdict) -> Table:
+    of = f"losses of steps {verdict.remedies[0].steps[0]} …" if verdict.remedies[0].steps else "losses after it"
+    table = Table(title=f"Tried: what step {verdict.began} and the {of} would have been", title_justify="left")
+    table.add_column("change", overflow="fold")
+    for name in ("from state", "loss", "grad norm", "mean of next", "highest of next", "helps"):
+        table.add_column(name, justify="right", no_wrap=True)
+    first = verdict.remedies[0]
+    names = ("loss", "grad_norm", "next_mean", "next_max")
+    table.add_row("untouched", "", *(_number(first, f"{name}_untouched") for name in names), "")
+    for one in verdict.remedies:
+        cells = (_number(one, name) for name in names)
+        table.add_row(Text(one.change), str(one.state), *cells, "yes" if one.helps else "no")
+    return table
+
+
+def _number(remedy: Remedy, name: str) -> str:
+    value: Any = remedy.numbers[name] if name in remedy.numbers.values else None
+    return "-" if value is None else f"{value:.4g}" if math.isfinite(value) else str(value)

@@ -1,0 +1,1 @@
+"""What the doctor examines, and how it reports."""

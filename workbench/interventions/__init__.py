@@ -1,0 +1,1 @@
+"""A step with one thing changed."""

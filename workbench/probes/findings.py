@@ -1,0 +1,107 @@
+"""What stands out in a trace, as sentences. Reads the record; imports no MLX, judges no cause."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ..bits import bits_float
+from ..compare import mismatches
+
+if TYPE_CHECKING:
+    from ..trace import TraceRecord
+
+NAMED = 5  # layers or tensors named in a sentence
+# A fresh model whose logits have standard deviation s starts at about ln(vocabulary) + s²/2: GPT-2's initialisation is
+# within 1 % of it. What starts a tenth above it was not initialised so, or does not get the tokens it was made for.
+FIRST_LOSS = 1.1
+
+
+def findings(record: TraceRecord) -> list[str]:
+    """Sentences on what is odd in a step, in the order of execution; none if nothing is."""
+    return [
+        *_targets(record),
+        *_first_loss(record),
+        *_hidden_queries(record),
+        *_nonfinite(record),
+        *_masked_loss(record),
+        *_zero_gradients(record),
+        *_stuck(record),
+    ]
+
+
+def _targets(record: TraceRecord) -> Iterator[str]:
+    if record.targets == 0:
+        yield "Zero target tokens: no token of this step counts in the loss; a mean over them is 0/0."
+
+
+def _first_loss(record: TraceRecord) -> Iterator[str]:
+    if record.step != 1 or record.logits is None or record.row_loss is None or not record.targets:
+        return
+    loss = sum(math.inf if value is None else value for value in record.row_loss) / record.targets
+    uniform = math.log(record.logits.vocabulary)
+    if loss > FIRST_LOSS * uniform:
+        yield (
+            f"The first loss, {loss:.4g} a token, is above ln({record.logits.vocabulary:,}) = {uniform:.4g}, "
+            "the loss of a uniform guess."
+        )
+
+
+def _hidden_queries(record: TraceRecord) -> Iterator[str]:
+    for one in record.attention or []:
+        if one.hidden_queries:
+            yield (
+                f"{one.hidden_queries:,} of {one.queries:,} queries of attention in {one.path or 'the model'} have all "
+                "positions hidden."
+            )
+
+
+def _nonfinite(record: TraceRecord) -> Iterator[str]:
+    found = record.first_nonfinite
+    if found is None:
+        return
+    yield found.sentence
+    if found.kind in ("weight_before", "optimizer_before"):
+        yield (
+            f"State {record.step - 1}, from which step {record.step} started, was broken already: replay earlier steps "
+            "to find the one that broke it."
+        )
+
+
+def _masked_loss(record: TraceRecord) -> Iterator[str]:
+    """A trainer may log something else in place of a NaN. If all else agrees, the replay is of that step."""
+    item = record.items.get("loss")
+    if item is None or not isinstance(item.recorded, str) or record.loss is not None:
+        return
+    logged = float(bits_float(item.recorded))
+    at_fault = record.first_difference is None or record.first_difference.where == "step"
+    if math.isfinite(logged) and at_fault and set(mismatches(record.items)) <= {"loss", "grad_norm"}:
+        yield (
+            f"Telemetry masks a non-finite loss: it has {logged:.6g} for step {record.step}, and that step's loss is "
+            f"{bits_float(record.loss_bits)}; all else that could be compared agrees."
+        )
+
+
+def _zero_gradients(record: TraceRecord) -> Iterator[str]:
+    zero = [layer for layer, norm in zip(record.layers, record.per_layer_grad_norms, strict=True) if norm == 0]
+    if zero:
+        yield f"The gradient is exactly 0 in {len(zero)} of {len(record.layers)} layers: {_listed(zero)}."
+
+
+def _stuck(record: TraceRecord) -> Iterator[str]:
+    if record.lr == 0:
+        yield "The learning rate of this step is 0."
+        return
+    still = [update for update in record.updates if update.stuck_fraction == 1]
+    if still:
+        dtypes = ", ".join(dict.fromkeys(update.dtype for update in still))
+        yield (
+            f"{len(still)} of {len(record.updates)} tensors did not move: each change was under half a unit in "
+            f"the last place of its weight ({dtypes}): {_listed([update.path for update in still])}."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(name or "(model)" for name in names[:NAMED]) + more

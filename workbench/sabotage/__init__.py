@@ -1,0 +1,1 @@
+"""How planted faults are put into a run."""

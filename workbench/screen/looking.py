@@ -1,0 +1,150 @@
+"""A step as it is looked at: what is known of it, as the HTML of each view. Reads files, and computes nothing slow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from .. import plots
+from ..batches.batch import batch_table
+from ..errors import DataError, ReplayError, WorkbenchError
+from ..figures import picture
+from ..interventions.changes import parse_change
+from ..probes.neighbours import BEFORE
+from . import batch_view, cause_view, layer_view, views
+from .heatmap import onset_map
+from .markup import heading, paragraph, small
+from .opened import Opened
+from .tokens import token_table
+
+if TYPE_CHECKING:
+    from .results import Found
+
+USUAL_STEPS = 50  # whose median gradient norm is a limit to try for clipping
+
+
+class Look:
+    """A step in one segment, and what was found of it.
+
+    Attributes:
+        opened, step, segment: what is looked at.
+        found: traces and the like; empty for a step of which nothing was computed.
+    """
+
+    def __init__(self, opened: Opened, step: int, segment: int, found: Found) -> None:
+        self.opened, self.run = opened, opened.run
+        self.step, self.segment, self.found = step, segment, found
+
+    # ---- in a few words
+
+    def step_facts(self) -> str:
+        explanations = self.opened.explanations(self.step, self.segment)
+        return views.step_facts(self.opened.row(self.step, self.segment), explanations)
+
+    def estimate(self) -> str:
+        try:
+            return paragraph(f"A replay: {self.run.plan(self.step, self.segment).sentence()}.")
+        except ReplayError as error:
+            return paragraph(f"No replay: {error}.")
+
+    def badges(self) -> str:
+        return "" if self.found.trace is None else views.badges(self.found.trace)
+
+    # ---- views
+
+    def layers(self) -> str:
+        layers, nearby = self._layer_frames()
+        if not len(layers):
+            return paragraph("No per-layer norms are recorded at this step.")
+        source = "from the telemetry" if self.found.trace is None else "replayed"
+        alt = f"Norms of each layer at step {self.step}, {source}, and the range of the steps nearby"
+        drawn = picture(self._draw_layers(layers, nearby), alt)
+        return drawn + layer_view.layer_table(layers, nearby, self.step, self.found.trace)
+
+    def batch(self) -> str:
+        title, trace = heading(f"Batch of step {self.step:,}"), self.found.trace
+        try:
+            rows = batch_table(self.run, self.step, trace, segment=self.segment)
+        except WorkbenchError as error:
+            return title + paragraph(f"Not shown: {error}.")
+        try:
+            tokens = token_table(self.run, self.step, trace, segment=self.segment)
+        except DataError:  # rows of numbers
+            tokens = None
+        vocabulary = None if trace is None or trace.record.logits is None else trace.record.logits.vocabulary
+        return title + batch_view.batch(rows, tokens, vocabulary)
+
+    def verdict(self) -> str:
+        if self.found.verdict is None:
+            return paragraph(
+                f"“Find the cause” replays step {self.step:,} and the steps before it, performs experiments on it, and "
+                "says what made the loss spike, with the evidence."
+            )
+        return cause_view.verdict_card(self.found.verdict, button=True)
+
+    def onset(self) -> str:
+        context = self.found.context
+        title = heading("Where it began")
+        if context is None:
+            steps = f"steps {max(1, self.step - BEFORE):,} to {self.step:,}"
+            return title + paragraph(f"A map of every layer's norms at {steps}, replayed in one roll-forward.")
+        notes = [context.sentence(), *context.notices]
+        if not context.frame["z"].notna().any():
+            return title + paragraph(*notes)
+        alt = f"How far each layer's norms stood from their healthy steps, from step {context.steps[0]} to {self.step}"
+        self.found.onset = self.found.onset or picture(self._draw_onset(), alt)
+        return title + self.found.onset + small(" ".join(_sentence(note) for note in notes))
+
+    def experiments(self) -> str:
+        title, made = heading("Experiments"), self.found.experiments
+        if made is None:
+            text = "Press a change to see what the step, and the steps after it, would have done with it."
+            return title + paragraph(cause_view.LABEL.format(step=self.step), text)
+        return title + cause_view.experiments(made, self.step)
+
+    # ---- what else is asked for
+
+    def changes(self) -> list[str]:
+        """Experiments that suit the step, for one click each: as `changes.parse_change` reads them."""
+        found = ["lr=0.5x", "batch=skip", "reset=m,v", "v=max"]
+        trace = self.found.trace
+        if trace is not None and len(trace.rows) > 1:
+            found.insert(2, f"drop-row={int(trace.rows['row'].iloc[0])}")
+        norms = self.run.history(self.segment, self.step - 1, USUAL_STEPS)["grad_norm"]
+        usual = float(norms.median()) if len(norms) else 0.0
+        clip = self.run.manifest.options.get("clip")
+        if 0 < usual < (float("inf") if clip is None else clip):
+            found.append(str(parse_change(f"clip={usual:.2g}")))
+        elif clip is not None:
+            found.append("clip=off")
+        return found
+
+    def figures(self) -> list[Figure]:
+        """For a still picture: the timeline, and what was found."""
+        drawn = [self.opened.draw(self.step)]
+        if self.found.trace is not None:
+            drawn.append(self._draw_layers(*self._layer_frames()))
+        if self.found.context is not None and self.found.context.frame["z"].notna().any():
+            drawn.append(self._draw_onset())
+        return drawn
+
+    def _layer_frames(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Layer rows of the step, and the logged ones of the steps around it."""
+        nearby = self.run.norms(self.step, self.segment, layer_view.AROUND)
+        if self.found.trace is not None:
+            return self.found.trace.layers, nearby
+        return layer_view.telemetry_layers(self.run, self.run.line(self.step, self.segment)), nearby
+
+    def _draw_layers(self, layers: pd.DataFrame, nearby: pd.DataFrame) -> Figure:
+        neighbours = nearby[nearby["step"] != self.step]
+        return plots.layer_norms(layers, step=self.step, neighbours=neighbours if len(neighbours) else None)
+
+    def _draw_onset(self) -> Figure:
+        assert self.found.context is not None
+        return onset_map(self.found.context.frame, step=self.step, layers=self.run.manifest.layers)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"

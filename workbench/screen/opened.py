@@ -1,0 +1,105 @@
+"""A run as it was when it was opened: its tables, its spikes as a list to choose from, its timeline. No widgets."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ..errors import ReplayError
+from ..run import Run
+from ..telemetry import Telemetry
+from . import timeline_figure, views
+from .timeline_view import Timeline
+
+LISTED = 500  # spikes
+
+
+class _Snapshot(Run):
+    """A running job appends lines, and reading them all again takes seconds."""
+
+    @property
+    def telemetry(self) -> Telemetry:
+        return super().telemetry if self._telemetry is None else self._telemetry[1]
+
+
+class Opened:
+    """A run's folder, read once.
+
+    Attributes:
+        run: does not see what is recorded from now on.
+        steps, spikes: as `Run.steps` and `Run.spikes()`.
+        first, last: steps that can be looked at; both 0 where there is none.
+        spike_options: what a list of the spikes offers: (label, (step, segment)).
+
+    Raises:
+        RunError, TelemetryError: it can't be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.run: Run = _Snapshot(path)
+        self.steps, self.spikes = self.run.steps, self.run.spikes()
+        self.first, self.last = (int(self.steps["step"].min()), int(self.steps["step"].max())) if len(self) else (0, 0)
+        self.spike_options = self._spike_options()
+
+    def __len__(self) -> int:
+        """Lines of telemetry that are steps."""
+        return len(self.steps)
+
+    @property
+    def facts(self) -> str:
+        return views.run_facts(self.run, self.steps, self.spikes)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        name, last = self.run.name, self.run.last_step
+        alt = f"Loss, gradient norm and learning rate of {name} over {last} steps, with its spikes marked"
+        return Timeline(self.draw(None), alt)
+
+    def draw(self, step: int | None) -> Figure:
+        saved = [number for number, _ in self.run.checkpoints]
+        return timeline_figure.timeline(self.steps, self.spikes, step=step, checkpoints=saved, title=self.run.name)
+
+    def where_to_begin(self, step: int | None) -> tuple[int, int | None]:
+        """A step and its segment: the given one if the run has it, else the last spike, else the last step."""
+        if step is not None and self.first <= step <= self.last:
+            return step, None
+        return self.spike_options[-1][1] or (self.last, None)
+
+    def segments(self, step: int) -> tuple[int | None, list[int]]:
+        """The segment in which a step is looked at, None where a person must choose; and all that have it."""
+        try:
+            usual = self.run.segment_of(step)[0]
+        except ReplayError:
+            usual = None
+        return usual, self.run.telemetry.segments_with(step)
+
+    def row(self, step: int, segment: int) -> pd.Series:
+        """Of `steps`."""
+        return self.steps[(self.steps["step"] == step) & (self.steps["segment"] == segment)].iloc[0]
+
+    def explanations(self, step: int, segment: int) -> list[str]:
+        """Why a step is a spike; nothing if it is none."""
+        own = (self.spikes["step"] == step) & (self.spikes["segment"] == segment)
+        return self.spikes.loc[own, "explanation"].tolist()
+
+    def _spike_options(self) -> list[tuple[str, tuple[int, int] | None]]:
+        """A line a spike; a stretch of non-finite steps is one."""
+        several = self.steps["segment"].nunique() > 1
+        lines: list[tuple[Any, int]] = []
+        for row in self.spikes.itertuples():
+            if lines and row.rule == "non_finite":
+                start, last = lines[-1]
+                if (start.rule, start.segment, last) == (row.rule, row.segment, row.step - 1):
+                    lines[-1] = (start, row.step)
+                    continue
+            lines.append((row, row.step))
+        options: list[tuple[str, tuple[int, int] | None]] = [
+            (views.spike_label(row, last, several), (int(row.step), int(row.segment))) for row, last in lines[:LISTED]
+        ]
+        if len(lines) > LISTED:
+            options.insert(0, (f"the first {LISTED} of {len(lines)}; type the step of a later one", None))
+        return options or [("none found", None)]

@@ -1,0 +1,1 @@
+"""The built-in trainer: one client of the core."""

@@ -219,17 +219,34 @@ def in_fresh_processes(job: Job, count: int) -> list[list[Digests]]:
     Raises:
         ReplayError: one of them failed.
     """
-    command = [sys.executable, "-m", "workbench.examination.repeats", msgspec.json.encode(job).decode()]
+    with _started([job] * count) as answers:
+        return answers()
+
+
+@contextlib.contextmanager
+def one_process_each(job: Job) -> Iterator[Callable[[], list[Digests]]]:
+    """As one fresh process would find it, with a process for each setting, at work while the block runs.
+
+    What is yielded waits for them, and gives the digests of each setting, or raises as `in_fresh_processes` does. They
+    are ended with the block.
+    """
+    with _started([msgspec.structs.replace(job, settings=[setting]) for setting in job.settings]) as answers:
+        yield lambda: [found for (found,) in answers()]
+
+
+@contextlib.contextmanager
+def _started(jobs: Sequence[Job]) -> Iterator[Callable[[], list[list[Digests]]]]:
     with contextlib.ExitStack() as stack:
         children = []
-        for _ in range(count):
+        for job in jobs:
+            command = [sys.executable, "-m", "workbench.examination.repeats", msgspec.json.encode(job).decode()]
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
             stack.enter_context(child)
             stack.callback(child.kill)
             children.append(child)
-        return [_answer(child) for child in children]
+        yield lambda: [_answer(child) for child in children]
 
 
 def _answer(child: subprocess.Popen[str]) -> list[Digests]:

@@ -90,7 +90,7 @@ def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 _SHAPE = _options(
-    click.option("--preset", type=click.Choice(["tiny", "small", "huge"]), help="Model and batch. [default: tiny]"),
+    click.option("--preset", type=click.Choice(["tiny", "small", "huge", "xl"]), help="Model and batch. [default: tiny]"),
     click.option("--depth", type=int, help="Instead of a preset: N layers, width 64·N, N heads."),
     click.option("--batch", type=int, help="Rows in a micro-batch."),
     click.option("--ctx", type=int, help="Tokens in a row."),
@@ -715,7 +715,7 @@ def bench() -> None:
 
 
 @bench.command()
-@click.option("--preset", type=click.Choice(["tiny", "small", "huge"]), default="tiny", show_default=True)
+@click.option("--preset", type=click.Choice(["tiny", "small", "huge", "xl"]), default="tiny", show_default=True)
 @click.option("--corpus", type=click.Path(path_type=Path), help="[default: the plays that come with the workbench]")
 @click.option("--rounds", type=click.IntRange(3), default=12, show_default=True, help="Turns of each variant.")
 @click.option("--burst", type=click.IntRange(1), default=4, show_default=True, help="Steps a turn.")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def rebuild(manifest: Manifest, folder: Path, factory: str | None = None) -> Experiment:
-    """Builds the experiment that the manifest describes.
+    """Builds the experiment that the manifest describes, for a state to be restored to.
 
     Args:
         folder: the run's folder.
@@ -38,7 +38,7 @@ def rebuild(manifest: Manifest, folder: Path, factory: str | None = None) -> Exp
     if kind == "trainer":
         from .trainer.recipe import build, config_from  # imports MLX
 
-        return build(config_from(manifest.rebuild.get("config")), files)
+        return build(config_from(manifest.rebuild.get("config")), files, initial=False)
     if kind == "factory" or factory is not None:  # named by the run, or by the user for a run that names none
         return _from_factory({"factory": factory} | manifest.rebuild, factory)
     raise ExperimentError(

@@ -89,6 +89,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "small": {"model": {"vocabulary": 256, "ctx": 128, "depth": 6, "width": 384, "heads": 6}, "batch": 8},
     # 22M parameters, of which 12.6M are the embedding: a large vocabulary beside a small trunk.
     "huge": {"model": {"vocabulary": 49152, "ctx": 128, "depth": 12, "width": 256, "heads": 4}, "batch": 8},
+    # 1.31B parameters in the shape of GPT-3 XL (Brown et al. 2020, arXiv:2005.14165, table 2.1): for a GPU, in bfloat16.
+    "xl": {"model": {"vocabulary": 50257, "ctx": 1024, "depth": 24, "width": 2048, "heads": 16}, "batch": 8},
 }
 
 
@@ -216,10 +218,13 @@ class Transformer(nn.Module):
         return self.embedding.as_linear(x) if self.config.tied else self.head(x)
 
 
-def build_model(config: ModelConfig, seed: int) -> Transformer:
+def build_model(config: ModelConfig, seed: int, initial: bool = True) -> Transformer:
     """A model in training mode with the initial weights of `seed`, evaluated, in `config.dtype` and row-major.
 
     The global random state is left as it was found.
+
+    Args:
+        initial: False: its weights are of no account, since those of a state will be put in their place: none is drawn.
 
     Raises:
         ExperimentError: as `init_weights`.
@@ -228,6 +233,9 @@ def build_model(config: ModelConfig, seed: int) -> Transformer:
     high, low = state[0].tolist()
     model = Transformer(config)
     mx.random.seed((high << 32) | low)  # MLX's layers draw default weights; those draws must not shift a run's
+    if not initial:  # MLX's layers have lazy ones: nothing is computed
+        model.apply(lambda weight: weight.astype(getattr(mx, config.dtype)))
+        return model
     init_weights(model, seed)
     dtype = getattr(mx, config.dtype)
     # Row-major, as a restored checkpoint is: matmul kernels may depend on the strides, and results with them.

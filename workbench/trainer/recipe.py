@@ -90,12 +90,13 @@ def config_from(value: Any) -> TrainConfig:
         raise ExperimentError(f"the trainer config of this run is damaged: {error}") from error
 
 
-def build(config: TrainConfig, files: Sequence[Path], *, prefetch: int = 0) -> Experiment:
+def build(config: TrainConfig, files: Sequence[Path], *, prefetch: int = 0, initial: bool = True) -> Experiment:
     """The experiment of a config, at its initial state.
 
     Args:
         files: the corpus, then further sources that substitutions draw from.
         prefetch: batches drawn ahead by a thread; no effect on what they are.
+        initial: False: without initial weights, for an experiment that a state will be restored to.
 
     Raises:
         DataError: a corpus can't be read or is too short, or an alteration of the data is impossible.
@@ -104,7 +105,7 @@ def build(config: TrainConfig, files: Sequence[Path], *, prefetch: int = 0) -> E
     if not files:
         raise ExperimentError("this run names no data file; expected its corpus")
     sampler = stream(config, [Corpus.open(path) for path in files])
-    model = build_model(config.model, config.seed)
+    model = build_model(config.model, config.seed, initial)
     _freeze(model, config.freeze)
     mx.random.seed(config.seed)
     adamw = config.adamw

@@ -10,7 +10,9 @@ from helpers import experiment
 from models import job
 from test_probe import performed
 
+from workbench.probes import quantities
 from workbench.probes.measure import measure, parameter_updates
+from workbench.probes.on_device import moved
 from workbench.step import StepResult
 
 
@@ -34,10 +36,12 @@ def expected(state_before, state_after, result, path, *, clip, eps, correction):
     }
 
 
+@pytest.mark.parametrize("there", [False, True], ids=["on the host", "on the device"])
 @pytest.mark.parametrize("correct", [True, False])
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("name", ["transformer", "bfloat16", "shared"])
-def test_every_quantity_is_its_formula(name, clip, correct):
+def test_every_quantity_is_its_formula(name, clip, correct, there, monkeypatch):
+    monkeypatch.setattr("workbench.probes.measure.on_its_device", lambda: there)
     eps = 3e-4
     one = job(name, optimizer=optim.AdamW(1e-2, betas=[0.9, 0.95], eps=eps, bias_correction=correct), clip=clip)
     _, before, after, _, result = performed(one)
@@ -120,3 +124,43 @@ def test_many_tensors_are_measured_as_one_by_one(monkeypatch):
     whole = measure("weight", tensors)
     monkeypatch.setattr("workbench.probes.measure.AT_ONCE", 10)
     assert measure("weight", tensors) == whole and [row.path for row in whole] == list(tensors)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_on_the_device_rows_are_those_of_the_host(dtype, monkeypatch):
+    """To the last digits of sums; counts and peaks exactly; and where float32's range does not suffice, the host's."""
+    draw = mx.random.normal((300, 70), key=mx.random.key(3)).astype(dtype)
+    holes = mx.where(mx.abs(draw) < 0.5, mx.zeros_like(draw), draw)
+    odd = mx.concatenate([draw.reshape(-1), mx.array([math.nan, math.inf, -math.inf, 0.0]).astype(dtype)])
+    tensors = {"plain": draw.T, "holes": holes, "odd": odd, "empty": mx.zeros((0, 3), dtype), "zeros": mx.zeros((9,))}
+    if dtype == mx.float32:
+        tensors |= {"large": draw * 1e30, "larger": mx.full((999,), 3e38), "minute": draw * 1e-30}
+    elsewhere = measure("weight", tensors)
+    monkeypatch.setattr("workbench.probes.measure.on_its_device", lambda: True)
+    for row, other in zip(measure("weight", tensors), elsewhere, strict=True):
+        for name in ("path", "dtype", "size", "max_abs", "nonfinite", "l2_bits", "zero_fraction"):
+            assert getattr(row, name) == getattr(other, name), (row.path, name)
+        for name in ("l2", "rms", "mean"):
+            near = getattr(other, name)
+            assert getattr(row, name) == (
+                None if near is None else pytest.approx(near, rel=1e-5, abs=1e-6 * (row.rms or 1))
+            )
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-4, 3e-4, 1e-46])
+def test_on_the_device_the_eps_regime_is_counted_or_left_to_the_host(eps):
+    v, g = mx.array(np.geomspace(1e-18, 1e-4, 4001).astype(np.float32)), mx.full((4001,), 0.1)
+    found = moved(g * 1.1, g, g, g, v, eps=eps)
+    if eps < 1e-40:
+        assert found is None
+    else:  # a device's square root may be off by a unit in the last place: one element, at most
+        assert found.eps_fraction == pytest.approx(quantities.eps_fraction(np.array(v), eps=eps), abs=1 / 4001)
+        assert 0 < found.eps_fraction < 1 and found.cosine <= 1
+
+
+def test_on_the_device_what_leaves_the_range_is_the_hosts():
+    one = mx.ones((50,))
+    assert moved(one * 2, one, one, one, one, eps=1e-8) is not None
+    for arrays in [(one, one, one), (one * 2, one, one * 0), (one * 2, one, one * 1e25), (one * math.nan, one, one)]:
+        assert moved(*arrays, one, one, eps=1e-8) is None
+    assert moved(one * 2, one, one, None, None).staleness is None

@@ -238,7 +238,8 @@ def test_parameter_count_is_that_of_the_model(settings):
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "tokens"), [("tiny", 115_008, 400), ("small", 10_720_128, 1024), ("huge", 22_026_496, 1024)]
+    ("name", "count", "tokens"),
+    [("tiny", 115_008, 400), ("small", 10_720_128, 1024), ("huge", 22_026_496, 1024), ("xl", 1_310_986_240, 8192)],
 )
 def test_presets(name, count, tokens):
     config = ModelConfig(**PRESETS[name]["model"])

@@ -10,16 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 import mlx.core as mx
 import numpy as np
 
+from .. import cuda
 from ..bits import float_bits, json_float
 from ..experiment import Experiment
 from ..host import float_views, square_sum
+from ..norms import square_sums
 from ..observe import moments
 from ..snapshot import State
 from ..step import StepResult
 from . import quantities
 from .measured import Row, Update
+from .on_device import Moved, moved, summaries
 from .second_moment import second_moments
-from .summary import summarise
+from .summary import Summary, summarise
 
 AT_ONCE = 1 << 24  # elements that are evaluated together: few waits for a device, and little memory for temporaries
 
@@ -27,11 +30,23 @@ AT_ONCE = 1 << 24  # elements that are evaluated together: few waits for a devic
 def measure(kind: str, tensors: Mapping[str, mx.array]) -> list[Row]:
     """Statistics of named tensors, in order: L2 and RMS in float32 (added as telemetry's norms), max |x|, mean, the
     fraction of exact zeros, the count of non-finite elements."""
-    return [
-        _row(kind, path, array, view)
-        for part in _portions(tensors)
-        for (path, array), view in zip(part.items(), float_views(list(part.values())), strict=True)
-    ]
+    return [row for part in _portions(tensors) for row in _rows(kind, part)]
+
+
+def _rows(kind: str, part: Mapping[str, mx.array]) -> Iterator[Row]:
+    arrays = list(part.values())
+    if on_its_device():
+        squares = square_sums(part)
+        for (path, array), found in zip(part.items(), summaries(arrays), strict=True):
+            yield _row(kind, path, array, squares[path], summarise(*float_views([array])) if found is None else found)
+        return
+    for (path, array), view in zip(part.items(), float_views(arrays), strict=True):
+        yield _row(kind, path, array, square_sum(view), summarise(view))
+
+
+def on_its_device() -> bool:
+    """Whether arrays are better measured where they are: the host would have to copy each."""
+    return cuda.available()
 
 
 def _portions(tensors: Mapping[str, mx.array]) -> Iterator[dict[str, mx.array]]:
@@ -44,8 +59,7 @@ def _portions(tensors: Mapping[str, mx.array]) -> Iterator[dict[str, mx.array]]:
     yield part
 
 
-def _row(kind: str, path: str, array: mx.array, view: np.ndarray) -> Row:
-    squares, found = square_sum(view), summarise(view)
+def _row(kind: str, path: str, array: mx.array, squares: float, found: Summary) -> Row:
     size = max(array.size, 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         l2, rms, mean = (
@@ -104,26 +118,44 @@ def parameter_updates(experiment: Experiment, before: State, after: State, resul
         arrays = [after.weights[path], before.weights[path], result.gradients[path]]
         m, v = first.get(path), second.get(path)
         arrays += ([] if m is None else [m]) + ([] if v is None else [v.array])
-        now, then, gradient, *moving = _aligned(arrays)
-        update = now - then
-        staleness = eps_fraction = None
-        if v is not None:
-            staleness = quantities.staleness_rms(gradient, moving[-1], eps=v.eps, correction=v.correction, scale=scale)
-            eps_fraction = quantities.eps_fraction(moving[-1], eps=v.eps, correction=v.correction)
-        ratio = quantities.update_ratio(_l2(update), _l2(then))
-        cosine = quantities.cosine(update, gradient)
+        divides = {} if v is None else {"eps": v.eps, "correction": v.correction}
+        one = None
+        if on_its_device():
+            now, then, gradient = arrays[:3]
+            one = moved(now, then, gradient, m, None if v is None else v.array, scale=scale, **divides)
+        if one is None:
+            one = _moved(arrays, m is not None, v is not None, scale=scale, **divides)
         found.append(
             Update(
                 path=path,
                 dtype=str(after.weights[path].dtype).removeprefix("mlx.core."),
-                ratio=_plain(ratio),
-                cosine=None if cosine is None else _plain(-cosine),
-                staleness_rms=_plain(staleness),
-                eps_fraction=eps_fraction,
-                stuck_fraction=quantities.stuck_fraction(update, gradient, *([] if m is None else moving[:1])),
+                ratio=_plain(one.ratio),
+                cosine=None if one.cosine is None else _plain(-one.cosine),
+                staleness_rms=_plain(one.staleness),
+                eps_fraction=one.eps_fraction,
+                stuck_fraction=one.stuck,
             )
         )
     return found
+
+
+def _moved(
+    arrays: Sequence[mx.array], has_m: bool, has_v: bool, *, scale: float, eps: float = 0.0, correction: float = 1.0
+) -> Moved:
+    """As `moved`, on the host. `arrays`: its first arguments, without those that are not there."""
+    now, then, gradient, *moving = _aligned(arrays)
+    update = now - then
+    staleness = eps_fraction = None
+    if has_v:
+        staleness = quantities.staleness_rms(gradient, moving[-1], eps=eps, correction=correction, scale=scale)
+        eps_fraction = quantities.eps_fraction(moving[-1], eps=eps, correction=correction)
+    return Moved(
+        ratio=quantities.update_ratio(_l2(update), _l2(then)),
+        cosine=quantities.cosine(update, gradient),
+        staleness=staleness,
+        eps_fraction=eps_fraction,
+        stuck=quantities.stuck_fraction(update, gradient, *(moving[:1] if has_m else [])),
+    )
 
 
 def _aligned(arrays: Sequence[mx.array]) -> list[np.ndarray]:

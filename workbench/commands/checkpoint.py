@@ -1,0 +1,43 @@
+"""`workbench checkpoint`: files of tensors that another program saved."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("other", type=click.Path(path_type=Path), required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, a row a tensor.")
+def checkpoint(file: Path, other: Path | None, as_json: bool) -> None:
+    """Norms of each tensor in a .safetensors or .npz file; with OTHER: where the two differ, bit for bit.
+
+    Says what the file lacks for a state that can be replayed. Formats that would run code are refused.
+    """
+    import json
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..foreign.loose_checkpoint import compare_checkpoints, open_checkpoint
+
+    if other is None:
+        opened = open_checkpoint(file)
+        frame, told = opened.frame(), [opened.sentence()]
+    else:
+        frame = compare_checkpoints(file, other)
+        counts = frame["verdict"].value_counts()
+        told = [*frame.attrs["notices"], ", ".join(f"{number} {verdict}" for verdict, number in counts.items())]
+    if as_json:
+        click.echo(json.dumps(json.loads(frame.to_json(orient="records")), indent=2))
+        return
+    table = Table(*frame.columns)
+    for row in frame.itertuples(index=False):
+        table.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+    for text in told:
+        console.print(text, markup=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Logs and checkpoints that other programs wrote, read as they are: nothing is converted, no guess goes unsaid."""

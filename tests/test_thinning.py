@@ -1,0 +1,81 @@
+"""workbench.screen.thinning: what the thinned curve draws is what the whole would draw."""
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from workbench.screen.thinning import thinned, thinned_marks
+
+
+def long(count=60_000, seed=0):
+    draw = np.random.default_rng(seed)
+    return np.cumsum(draw.integers(1, 4, count)), 2 + draw.standard_normal(count)
+
+
+def pixels(x, y, low, high, width=400):
+    """The rows that each column of a picture has ink in."""
+    figure = Figure(figsize=(width / 100, 3), dpi=100)
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.plot(x, y, color="black", lw=0.72, antialiased=False, snap=False)
+    axes.set(xlim=(low, high), ylim=(-4, 12))
+    canvas.draw()
+    ink = np.asarray(canvas.buffer_rgba())[:, :, 0] < 128
+    return [np.flatnonzero(column) for column in ink.T]
+
+
+@pytest.mark.parametrize("place", [0, 1, 777, 31_003, 59_999])
+def test_a_spike_of_one_step_never_vanishes(place):
+    steps, values = long()
+    for spike in (11.0, -11.0):
+        values[place] = spike
+        x, y = thinned(steps, values, steps[0], steps[-1], 400)
+        assert len(x) <= 1604 and spike in y
+        (at,) = x[y == spike][:1]
+        assert abs(at - steps[place]) <= (steps[-1] - steps[0]) / 400
+
+
+def test_every_column_shows_its_extremes():
+    steps, values = long()
+    low, high = int(steps[100]), int(steps[-100])
+    x, y = thinned(steps, values, low, high, 300)
+    width = (high - low) / 300
+    for column in range(300):
+        inside = (steps >= low + column * width) & (steps < low + (column + 1) * width)
+        shown = (x >= low + column * width) & (x < low + (column + 1) * width)
+        assert (y[shown].min(), y[shown].max()) == (values[inside].min(), values[inside].max())
+    assert (np.diff(x) >= 0).all()
+
+
+def test_the_picture_is_that_of_the_whole_curve():
+    steps, values = long(20_000)
+    values[9000] = 11
+    low, high = steps[0], steps[-1]
+    whole = pixels(steps, values, low, high)
+    part = pixels(*thinned(steps, values, low, high, 400), low, high)
+    for column in range(1, 399):  # a point on the border of two columns has ink in either
+        for a, b in ((whole, part), (part, whole)):
+            near = np.concatenate(b[column - 1 : column + 2])
+            assert near.min() - 1 <= a[column].min() and a[column].max() <= near.max() + 1, column
+
+
+def test_few_points_stay_as_they_are_with_their_neighbours():
+    steps, values = np.arange(1, 101), np.arange(100.0)
+    x, y = thinned(steps, values, 10.5, 20)
+    assert x.tolist() == list(range(10, 22)) and y.tolist() == [float(step - 1) for step in x]
+    x, y = thinned(steps[:0], values[:0], 1, 5)
+    assert len(x) == len(y) == 0
+    assert thinned(steps, values, 200, 300)[0].tolist() == [100]
+
+
+def test_marks_are_thinned_to_the_highest_of_a_column():
+    steps = np.arange(1000)
+    values = np.zeros(1000)
+    values[501] = 9.0
+    kept = thinned_marks(steps, values, 0, 999, 100)
+    assert len(kept) <= 101 and 501 in kept
+    values[507] = np.nan
+    assert 507 in thinned_marks(steps, values, 0, 999, 100), "what is not finite is above all"
+    assert thinned_marks(steps, values, 2000, 3000).tolist() == []

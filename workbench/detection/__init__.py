@@ -1,0 +1,1 @@
+"""Spikes and drifts in recorded numbers, whoever recorded them: rules, their windows, and several runs together."""

@@ -204,6 +204,7 @@ def own_read_only(make, steps, window=WINDOW):
     options = {name: getattr(job.options, name) for name in ("clip", "accumulate", "compile", "deterministic")}
     parts = (job.model, job.optimizer, job.loss_fn, job.sampler)
     recording = {"save_every": 10, "spikes": SpikeSettings(window=window), "factory": f"autopsies:{make.__name__}"}
+    recording |= {"self_check": make is not undecided}  # which would refuse what can't be repeated
     with Recorder(out, *parts, **options, **recording) as recorder:
         for batch in recorder.batches(steps):
             recorder.step(batch)

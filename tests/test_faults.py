@@ -45,7 +45,7 @@ def test_parse(text, fault):
         ("garbage@4:colour=red", ("no key 'colour'", "rows")),
         ("garbage@0", ("step 0", "counted from 1")),
         ("no-clip@4:rows=1", ("no key 'rows'", "expected none")),
-        ("eps@4", ("step 4", "whole run", "eps@1")),
+        ("no-clip@4", ("step 4", "whole run", "no-clip@1")),
         ("v-scaled@1", ("step 1", "2 or more")),
     ],
 )

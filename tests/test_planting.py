@@ -14,6 +14,7 @@ from workbench.sabotage.planting import plant
 from workbench.trainer.corpus import Corpus
 from workbench.trainer.recipe import stream
 from workbench.trainer.schedule import RateChange
+from workbench.trainer.scheduled import AdamChange, Drift
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def planted(corpus, tmp_path):
 
     def plant_all(*texts, corpus=corpus, **changed):
         settings = config(20, **({"seed": 3} | changed))
-        return plant([parse(text) for text in texts], settings, corpus, tmp_path / "run")
+        return plant([parse(text) for text in texts], settings, [corpus], tmp_path / "run")
 
     return plant_all
 
@@ -244,3 +245,18 @@ def test_two_faults_of_the_same_rows(planted, tmp_path):
         planted("targets-ignored@4:rows=2", "targets-shuffled@4:rows=2")
     assert not (tmp_path / "run").exists()
     assert planted("garbage@4", "targets-shuffled@4").labels  # of one, the inputs; of the other, the targets
+
+
+def test_an_option_of_the_optimizer_may_hold_for_some_steps(planted):
+    found = planted("beta2@4:value=0.3,for=3", "eps@1:value=1e-6", "attention-growth@5:growth=1.2,for=6").config
+    assert found.adam_changes == (AdamChange(step=4, until=6, option="beta2", value=0.3),) and found.adamw.eps == 1e-6
+    layer = "blocks.0.attention"
+    paths = (f"{layer}.query.weight", f"{layer}.key.weight")
+    assert found.drifts == (Drift(step=5, until=10, growth=1.2, parameters=paths),)
+    with pytest.raises(ExperimentError, match="growth=1; expected a factor above 1"):
+        planted("attention-growth@5:growth=1")
+
+
+def test_an_unstable_rate_is_constant_and_as_given(planted):
+    schedule = planted("unstable-rate@1:rate=0.7").config.schedule
+    assert (schedule.kind, schedule.max_lr) == ("constant", 0.7)

@@ -11,10 +11,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
+from . import snapshot
 from .cause import (
     batch_cause,
     contradiction,
@@ -27,16 +31,18 @@ from .cause import (
     remedies,
     resume_cause,
 )
-from .cause.alarm import alarms
+from .cause.alarm import Alarm, alarms
 from .cause.batch_cause import Square
+from .cause.contradiction import masked
 from .cause.counterfactual import Trials
 from .cause.inquiry import Conclusion, Inquiry, setting, skipping
 from .cause.outliers import outliers
 from .cause.walk import broken, walk
+from .errors import ReplayError, WorkbenchError
 from .interventions.scene import CONTEXT, MEMORY_SHARE, Scene
 from .memory import memory
 from .replay import Progress
-from .run import Run
+from .run import CHECKPOINTS, Run
 from .session import traces_folder
 from .verdict import Verdict, write
 
@@ -63,9 +69,13 @@ def autopsy(
         notices.append(f"step {step} stands in the spike that began at step {alarm.step}: that one is looked at")
     opening = {name: options[name] for name in ("experiment", "factory") if options.get(name) is not None}
     taken = 0.0
-    for start in _starts(run, alarm.step, place, options.pop("checkpoint", None)):
+    for start in _starts(run, alarm, place, options.pop("checkpoint", None)):
         scene = _scene(run, alarm.step, place, start, progress, options)
-        inquiry = Inquiry(run, scene, Trials(scene), alarm, flagged, opening, progress)
+        hidden = masked(scene)
+        if hidden is not None:
+            alarm, notice = _unmasked(alarm, hidden)
+            notices.append(notice)
+        inquiry = Inquiry(run, scene, Trials(scene), alarm, flagged, opening, progress, masked=hidden is not None)
         with scene.at_rest():
             conclusion = _conclusion(inquiry, options)
         if conclusion.verdict != "unknown":
@@ -86,7 +96,7 @@ def autopsy(
         began=alarm.step,
         flagged=alarm.rule,
         exact=inquiry.exact,
-        first_difference=scene.first_difference,
+        first_difference=None if inquiry.masked else scene.first_difference,
         verdict=conclusion.verdict,
         reason=conclusion.reason,
         culprit=conclusion.culprit,
@@ -108,15 +118,46 @@ def autopsy(
     return verdict
 
 
-def _starts(run: Run, step: int, segment: int, given: int | None) -> list[int]:
+def _unmasked(alarm: Alarm, logged: float) -> tuple[Alarm, str]:
+    """The alarm that telemetry should have raised, and what to say of it."""
+    words = f"the loss is not finite, and telemetry masks it: it has {logged:.6g} in its place"
+    changed = replace(
+        alarm, rule="non_finite", metric="loss", value=math.nan, usual=alarm.usual_loss, explanation=words
+    )
+    return changed, f"{words[0].upper()}{words[1:]}; all else that could be compared agrees."
+
+
+def _starts(run: Run, alarm: Alarm, segment: int, given: int | None) -> list[int]:
     """Checkpoints to start from, in turn, until something is decided: the nearest, if the one that leaves room for the
-    neighbours is far, and that."""
+    neighbours is far, and that. What half precision can't hold shows in the step itself, which needs no neighbours."""
+    step, halves = alarm.step, any(one.dtype in ("float16", "bfloat16") for one in run.manifest.parameters)
     if given is not None:
-        return [run.plan(step, segment, checkpoint=given).checkpoint[0]]
-    before = [number for number, _ in run.checkpoints_before(step, run.plan(step, segment).segment)]
+        key = run.plan(step, segment, checkpoint=given).checkpoint
+        if (path := unsound(run, key)) is not None:
+            raise ReplayError(
+                f"{path} is not finite in checkpoint {key[0]}: no state to start from; take an earlier one"
+            )
+        return [key[0]]
+    keys = run.checkpoints_before(step, run.plan(step, segment).segment)
+    before = [key[0] for key in keys]
+    if alarm.rule == "non_finite":  # a run goes on with NaN, and so do its checkpoints
+        sound = [key[0] for key in keys if unsound(run, key) is None]
+        before = sound or before[:1]
     roomy = [number for number in before if number < step - CONTEXT]
     far, near = roomy[-1] if roomy else before[0], before[-1]
-    return [near, far] if near - far > SAVED else [far]
+    least = CONTEXT if halves and alarm.rule == "non_finite" else SAVED
+    return [near, far] if near - far > least else [far]
+
+
+def unsound(run: Run, key: tuple[int, int]) -> str | None:
+    """The first weight of a checkpoint that is not finite; None where all are, or where it can't be read."""
+    try:
+        weights = snapshot.read(run.path / CHECKPOINTS, *key, run.manifest.run).weights
+    except WorkbenchError:
+        return None  # what opens it says why
+    sound = {path: mx.all(mx.isfinite(array)) for path, array in weights.items()}
+    mx.eval(sound)
+    return next((path for path, good in sound.items() if not good.item()), None)
 
 
 def _scene(run: Run, step: int, segment: int, start: int, progress: Progress, options: dict[str, Any]) -> Scene:
@@ -168,15 +209,20 @@ def _earlier(inquiry: Inquiry, square: Square | None) -> Conclusion:
         # What only batch N shows has to be sought with batch N.
         back = walk(inquiry, square.batch if square.carrier == "state" else inquiry.step)
     if back is None:
+        if square is not None and (found := logits_cause.examine(inquiry, square.batch)) is not None:
+            return found
         return _unknown(inquiry, "There were too few healthy steps before it, or too little time, to experiment with.")
     looks: list[Callable[[], Conclusion | None]] = []
+    usual = None if square is None else square.batch
     if back.single and square is not None:
-        looks.append(partial(batch_cause.earlier, inquiry, back.update, square.batch))
+        looks.append(partial(batch_cause.earlier, inquiry, back.update, square.batch, plain=True))
     if square is not None:
         looks.append(partial(logits_cause.examine, inquiry, square.batch))
     if back.single:
         looks.append(partial(moments_cause.one_update, inquiry, back.update))
-    looks += [partial(precision_cause.over_steps, inquiry), partial(curvature_cause.examine, inquiry, back)]
+    looks += [partial(precision_cause.over_steps, inquiry), partial(curvature_cause.examine, inquiry, back, usual)]
+    if back.single and square is not None:
+        looks.append(partial(batch_cause.earlier, inquiry, back.update, square.batch, plain=False))
     for look in looks:
         if (found := look()) is not None:
             return found

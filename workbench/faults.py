@@ -12,8 +12,10 @@ the defaults shown; MIDDLE is the block in the middle of the model, and `rows` c
     repeated-batch    of=STEP-1                                       data       exact   no-spike
     lr                factor=100 until=STEP                           schedule   exact   schedule
     no-clip                                                           option     exact   no-spike
-    beta2             value=0.5                                       option     exact   optimizer
-    eps               value=1e-7                                      option     exact   no-spike
+    beta2             value=0.5 for=end                               option     exact   optimizer
+    eps               value=1e-7 for=end                              option     exact   no-spike
+    attention-growth  layer=blocks.0.attention growth=1.15 for=end    option     exact   attention-logits
+    unstable-rate     rate=1                                          option     exact   curvature
     frozen            layer=MIDDLE.mlp                                option     exact   no-spike
     moments-zeroed    of=v                                            state      exact   resume
     moments-swapped                                                   state      exact   resume
@@ -33,7 +35,8 @@ How a fault is applied decides what a replay can know of it:
 
     data, schedule, option  Part of the run's ordinary description: its data stream, schedule or settings. A replay
                             rebuilds it without knowing that it was planted. A step function takes its options once, so
-                            an option holds for the whole run, and STEP is 1; a fork can change it from a step on.
+                            an option holds for the whole run, and STEP is 1; a fork can change it from a step on. Those
+                            with the key `for` are the optimizer's, and hold for so many steps from STEP on.
     state                   The state between two steps is changed and committed as a checkpoint, and a segment starts
                             from it: just what a resume from a damaged or incomplete checkpoint is. The replay of step N
                             starts from the changed state and is exact. Done once, by the process that plants it.
@@ -44,6 +47,14 @@ What tells `resume` from `optimizer`: both may end in an update that the moments
 logged after step N-1 are not those with which the next segment starts (`Run.seam`), something happened outside of any
 step, and that is `resume`, whichever lane it was. Where they are the same, or no segment starts there, the steps
 themselves led to it: `optimizer`. So every edit of the moments is labelled `resume`.
+
+Two of them are mechanisms known from the literature rather than mistakes. `attention-growth` gives queries and keys of
+a layer a weight decay of the wrong sign, so that they grow by a factor an update, and attention logits by its square:
+the growth that Wortsman et al. 2023 (arXiv:2309.14322) and Dehghani et al. 2023 (arXiv:2302.05442) find before
+divergence, in tens of steps. `unstable-rate` trains at one constant rate, which is more than the curvature allows, with
+usual data and moments (Cohen et al. 2021, arXiv:2103.00065; 2022, arXiv:2207.14484): in such a run a spike is of the
+step's length; but where only a gradient norm rises, or logits run away first, a diagnosis that names another mechanism
+need not be wrong.
 
 The verdict is that for the default size, where loss or gradient norm can show it; where neither does, it is no-spike.
 Measured at preset tiny (300 steps, seeds 1 and 2), planted at steps 160 and 220: spike detection sees a fault at
@@ -117,8 +128,15 @@ KINDS: dict[str, Kind] = {
     "repeated-batch": Kind({"of": "STEP-1"}, "data", "no-spike", "the batch of another step again"),
     "lr": Kind({"factor": "100", "until": "STEP"}, "schedule", "schedule", "learning rate times factor"),
     "no-clip": Kind({}, "option", "no-spike", "gradients are not clipped"),
-    "beta2": Kind({"value": "0.5"}, "option", "optimizer", "Adam's beta2"),
-    "eps": Kind({"value": "1e-7"}, "option", "no-spike", "Adam's epsilon"),
+    "beta2": Kind({"value": "0.5", "for": "end"}, "option", "optimizer", "Adam's beta2"),
+    "eps": Kind({"value": "1e-7", "for": "end"}, "option", "no-spike", "Adam's epsilon"),
+    "attention-growth": Kind(
+        {"layer": "blocks.0.attention", "growth": "1.15", "for": "end"},
+        "option",
+        "attention-logits",
+        "queries and keys grow by weight decay of the wrong sign",
+    ),
+    "unstable-rate": Kind({"rate": "1"}, "option", "curvature", "a constant rate beyond the edge of stability"),
     "frozen": Kind({"layer": "MIDDLE.mlp"}, "option", "no-spike", "parameters that are not trained"),
     "moments-zeroed": Kind({"of": "v"}, "state", "resume", "Adam's m, v or both lost"),
     "moments-swapped": Kind({}, "state", "resume", "m in the place of v"),
@@ -224,7 +242,7 @@ def parse(text: str) -> Fault:
         )
     if int(step) < 1:
         raise ExperimentError(f"fault {text!r} is at step {step}; steps are counted from 1")
-    if kind.applied == "option" and int(step) != 1:
+    if kind.applied == "option" and "for" not in kind.keys and int(step) != 1:
         raise ExperimentError(f"fault {text!r} is at step {step}, but it holds for the whole run; expected {name}@1")
     if kind.applied == "state" and int(step) < 2:
         raise ExperimentError(f"fault {text!r} is at step 1, before which no step has left a state; expected 2 or more")

@@ -18,6 +18,7 @@ from .bits import bits_float, float_bits
 from .errors import WorkbenchError
 from .files import pretty_json, write_atomic
 from .trace import Difference
+from .untrusted import decode, read_file
 
 VERSION = 1
 Cause = Literal[
@@ -254,8 +255,8 @@ def read(path: Path) -> Verdict:
         WorkbenchError: it is missing, damaged, or of another version.
     """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Verdict)
+        return decode(read_file(Path(path)), Verdict)
     except OSError as error:
         raise WorkbenchError(f"{path} can't be read ({error.strerror}); expected an autopsy's file") from error
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except ValueError as error:
         raise WorkbenchError(f"{path} is not an autopsy of version {VERSION}: {error}. Make it again.") from error

@@ -75,6 +75,10 @@ class _Model(msgspec.Struct):
     ctx: int
 
 
+class _Share(msgspec.Struct):
+    weight: float
+
+
 class _Stream(msgspec.Struct):
     """What decides the data stream, of the trainer's config. Its other fields are ignored: `TrainConfig` needs MLX."""
 
@@ -83,6 +87,7 @@ class _Stream(msgspec.Struct):
     seed: int
     val_split: float
     accumulate: int = 1
+    mixture: tuple[_Share, ...] = ()
     substitutions: tuple[Substitution, ...] = ()
     relabellings: tuple[Relabelling, ...] = ()
     repetitions: tuple[Repetition, ...] = ()
@@ -117,6 +122,7 @@ def sampler_of(run: Run, *, verify: bool = True) -> WindowSampler:
         ctx=stream.model.ctx,
         seed=stream.seed,
         val_split=stream.val_split,
+        weights=[share.weight for share in stream.mixture],
         substitutions=stream.substitutions,
         relabellings=stream.relabellings,
         repetitions=stream.repetitions,

@@ -109,15 +109,16 @@ def _text(sampler: WindowSampler, source: int, offset: int) -> str:
 
 
 def token_counts(sampler: WindowSampler) -> np.ndarray:
-    """How often each token id stands in the training range: int64 (256,) for bytes, (65536,) otherwise. Of a range of
-    more than `COUNTED` tokens, in evenly spread stretches of it."""
-    corpus = sampler.sources[0]
-    vocabulary, length = 256 if corpus.kind == "bytes" else 65536, sampler.stop - sampler.start
-    stretches = -(-length // _STRETCH) if length <= COUNTED else COUNTED // _STRETCH
-    counts = np.zeros(vocabulary, np.int64)
-    for number in range(stretches):
-        first = sampler.start + (number * _STRETCH if length <= COUNTED else number * (length - _STRETCH) // stretches)
-        counts += np.bincount(corpus.tokens[first : min(first + _STRETCH, sampler.stop)], minlength=vocabulary)
+    """How often each token id stands in the training range, of a mixture in all of them together: int64 (256,) for
+    bytes, (65536,) otherwise. Of a range of more than `COUNTED` tokens, in evenly spread stretches of it."""
+    counts = np.zeros(256 if sampler.sources[0].kind == "bytes" else 65536, np.int64)
+    for feed in sampler.feeds:
+        length = feed.stop - feed.start
+        stretches = -(-length // _STRETCH) if length <= COUNTED else COUNTED // _STRETCH
+        for number in range(stretches):
+            first = number * _STRETCH if length <= COUNTED else number * (length - _STRETCH) // stretches
+            tokens = feed.corpus.tokens[feed.start + first : min(feed.start + first + _STRETCH, feed.stop)]
+            counts += np.bincount(tokens, minlength=len(counts))
     return counts
 
 

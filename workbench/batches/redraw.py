@@ -5,13 +5,12 @@ Knows a run's folder and samplers; performs no step.
 
 from __future__ import annotations
 
-import msgspec
-
 from ..errors import CheckpointError, ReplayError
 from ..experiment import Batch, Sampler, as_batch, batch_hash
 from ..files import sha256
 from ..run import CHECKPOINTS, Run
 from ..snapshot import CURSOR, read_commit, stem
+from ..untrusted import decode, read_file
 
 
 def redraw(run: Run, sampler: Sampler, step: int, segment: int, notices: list[str]) -> Batch:
@@ -54,9 +53,12 @@ def _cursor(run: Run, step: int, segment: int) -> dict:
     folder, name = run.path / CHECKPOINTS, stem(step, segment) + CURSOR
     entry = read_commit(folder, step, segment).files[name]
     try:
-        content = (folder / name).read_bytes()
+        content = read_file(folder / name)
     except OSError as error:
         raise CheckpointError(f"{folder / name} can't be read ({error.strerror})") from error
     if sha256(content) != entry.sha256:
         raise CheckpointError(f"{folder / name} was changed since it was committed")
-    return msgspec.json.decode(content, type=dict)
+    try:
+        return decode(content, dict)
+    except ValueError as error:
+        raise CheckpointError(f"{folder / name} can't be decoded: {error}") from error

@@ -75,6 +75,7 @@ class Variant:
         options: of training that the fault needs to show, see `faults`.
         steps: first and last step at which it may be planted; where it holds for the whole run, or there is none, the
             length of the run.
+        lasts: steps for which an option that is planted at a step holds; 0: it is planted at step 1, for good.
         asks: healthy steps to ask about.
         quick: whether it is one of the dozen of `--quick`.
     """
@@ -84,6 +85,7 @@ class Variant:
     keys: Mapping[str, str | Draw] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     steps: tuple[int, int] = (110, 190)
+    lasts: int = 0
     asks: int = 1
     quick: bool = False
 
@@ -149,11 +151,14 @@ VARIANTS = (
     Variant("lr-from", "lr", {"factor": _log(30, 100), "until": "end"}),
     Variant("no-clip", "no-clip", steps=_OPTION),
     Variant("beta2", "beta2", {"value": _number(0.4, 0.6)}, {"max_lr": 5e-3}, _OPTION),
+    Variant("beta2-window", "beta2", {"value": _number(0.2, 0.4), "for": "20"}, {"max_lr": 5e-3}, (110, 150), 20),
     Variant("eps-float32", "eps", {"value": _log(1e-7, 1e-6)}, steps=_OPTION),
     Variant("eps-float16", "eps", {"value": "1e-7"}, {"dtype": "float16"}, (100, 100)),
     Variant("eps-float16-fast", "eps", {"value": "1e-7"}, {"dtype": "float16", "max_lr": 3e-3}, (40, 40)),
     Variant("eps-float16-zero", "eps", {"value": "1e-8"}, {"dtype": "float16"}, (20, 20)),  # below its smallest number
     Variant("frozen", "frozen", {"layer": _among("MIDDLE.mlp", "MIDDLE.attention")}, steps=_OPTION),
+    Variant("attention-growth", "attention-growth", {"growth": _number(1.15, 1.3), "for": "40"}, {}, (110, 150), 40),
+    Variant("unstable-rate", "unstable-rate", {"rate": _number(0.5, 2.0)}, {"grad_clip": 0.0}, (160, 200)),
     Variant("v-zeroed", "moments-zeroed", {"of": "v"}, quick=True),
     Variant("m-zeroed", "moments-zeroed", {"of": "m"}),
     Variant("both-zeroed", "moments-zeroed", {"of": "both"}),
@@ -226,11 +231,12 @@ def draw(variant: Variant, seed: int, size: str) -> Case:
     step = _between(dice, *variant.steps)
     keys = [f"{key}={value if isinstance(value, str) else value(dice, options)}" for key, value in variant.keys.items()]
     planted = variant.fault in KINDS
-    lasting = not planted or KINDS[variant.fault].applied == "option"
+    lasting = not planted or (KINDS[variant.fault].applied == "option" and not variant.lasts)
     text = None
     if planted:
         text = f"{variant.fault}@{1 if lasting else step}" + (f":{','.join(keys)}" if keys else "")
-    last = step if lasting else step + AFTER
+    last = step if lasting else step + variant.lasts + AFTER
+    asked = 8 * variant.asks if lasting or variant.lasts else 0
     return Case(
         name=f"{variant.name}-{seed}-{size}",
         fault=text,
@@ -238,7 +244,7 @@ def draw(variant: Variant, seed: int, size: str) -> Case:
         size=size,
         steps=last,
         options=options,
-        ask=[_between(dice, min(QUIET, last), last) for _ in range(8 * variant.asks)] if lasting else [],
+        ask=[_between(dice, min(QUIET, last), last) for _ in range(asked)],
         asks=variant.asks,
         natural=variant.fault == NATURAL,
     )

@@ -8,7 +8,7 @@ counts as wrong. The culprit is right when the verdict is, and it names what the
 
     data        the set of rows, each with its source and offset
     schedule    the step whose learning rate it was
-    option      the option
+    option      the option; the layer where it was of one
     state       the lanes of the state; layer and parameter where it was one
     transient   the layer, or the item of the log
 
@@ -41,7 +41,7 @@ INVENTED = ("data", "schedule", "precision", "resume", "transient-fault")  # whe
 NAMED = {  # what of a label's culprit has to be named, by how the fault is applied
     "data": ("rows",),
     "schedule": ("step",),
-    "option": ("option",),
+    "option": ("option", "layer"),
     "state": ("lanes", "layer", "parameter"),
     "transient": ("layer", "item"),
 }

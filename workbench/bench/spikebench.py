@@ -11,6 +11,7 @@ answer, never a missing one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -108,10 +109,11 @@ def _folder(out: str | os.PathLike[str] | None) -> Iterator[Path]:
         return
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / LOCK).touch()
+    held = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        held = files.lock(folder / LOCK)
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel lets go of it when the process ends
     except BlockingIOError:
+        os.close(held)
         raise RunError(f"{folder} is in use by another bench; wait for it to end, or choose another folder") from None
     try:
         yield folder

@@ -83,7 +83,7 @@ def _look(case: Case, run: Run, label: dict[str, Any]) -> Outcome:
         found = Outcome(case=case, answers=[_question(step, rules, "no-spike", {}) for step in questions])
     else:
         lasting = label["applied"] == "option"
-        healthy = range(0) if lasting else range(window + 1, label["step"])
+        healthy = range(window + 1, label["step"])
         quiet = lasting and label["expected_verdict"] == "no-spike"  # what is flagged in such a run is flagged in any
         span = range(label["step"], (run.last_step if lasting else label["step"] + WITHIN) + 1)
         late = [] if quiet else [step for step in sorted(rules) if step in span]

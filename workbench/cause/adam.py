@@ -24,6 +24,7 @@ import numpy as np
 from ..observe import moment_paths
 from ..snapshot import State
 
+FOLLOWING = ("Adam", "AdamW", "ScheduledAdamW")  # classes; the last is the built-in trainer's, with schedules
 USUAL_BETA1, USUAL_BETA2 = 0.9, 0.999
 # Half a unit in the last place, relative to the weight: an update may be off by as much through rounding alone.
 ROUNDING = {mx.float32: 2.0**-24, mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}
@@ -34,6 +35,21 @@ def bound(beta1: float, beta2: float) -> float:
     if not beta1**2 < beta2 < 1:
         return math.inf
     return (1 - beta1) / math.sqrt((1 - beta2) * (1 - beta1**2 / beta2))
+
+
+def fresh(beta1: float, beta2: float, updates: int) -> tuple[float, float]:
+    """How many times as large as usual the k-th update is after m and v were lost, without bias correction.
+
+    From zeros m = (1 − β1) Σ β1^i g_i and v = (1 − β2) Σ β2^i g_i² over k gradients: of one that stays the same
+    m/√v = (1 − β1^k) / √(1 − β2^k), and usually 1; of one that is noise its root mean square is
+    √((1 − β1)/(1 + β1)) · √(1 − β1^2k) / √(1 − β2^k), and usually the first factor alone. At MLX's defaults, which do
+    not correct, the first is 6.57 at most (k = 12), and the second 13.8 (k = 1).
+
+    Returns:
+        For a gradient that stays the same, and for noise.
+    """
+    v = math.sqrt(1 - beta2**updates)
+    return (1 - beta1**updates) / v, math.sqrt(1 - beta1 ** (2 * updates)) / v
 
 
 USUAL_BOUND = bound(USUAL_BETA1, USUAL_BETA2)  # 7.27
@@ -52,6 +68,7 @@ class Settings:
     eps: float
     decay: float
     member: int
+    bias_correction: bool = False
 
     @property
     def bound(self) -> float:
@@ -62,17 +79,23 @@ def settings(optimizer: Mapping[str, Any], state: State) -> dict[str, Settings]:
     """Of each parameter that Adam or AdamW updates, by path; no others are known to follow the formula.
 
     Args:
-        optimizer: the manifest's description.
+        optimizer: the manifest's description. Of what it has on a schedule the state holds the value that the update
+            before it used.
     """
     members = optimizer.get("members", [optimizer])
     found = {}
     for parameter, path in moment_paths(state.optimizer, "v", state.weights).items():
         number = int(path.split(".")[1]) if "members" in optimizer else 0
-        one = members[number]
-        if one.get("class") in ("Adam", "AdamW") and f"{path[:-2]}.m" in state.optimizer:
+        one, place = members[number], f"states.{number}." if "members" in optimizer else ""
+        if one.get("class") in FOLLOWING and f"{path[:-2]}.m" in state.optimizer:
             beta1, beta2 = one["betas"]
-            decay = float(one.get("weight_decay", 0.0) or 0.0)
-            found[parameter] = Settings(float(beta1), float(beta2), float(one["eps"]), decay, number)
+            told = {"beta2": beta2, "eps": one["eps"], "weight_decay": one.get("weight_decay", 0.0) or 0.0}
+            for name in told.keys() & set(one.get("schedules", ())):
+                told[name] = state.optimizer[f"{place}{name}"].item()
+            decay = float(told["weight_decay"])
+            corrected = bool(one.get("bias_correction", False))
+            numbers = float(beta1), float(told["beta2"]), float(told["eps"]), decay
+            found[parameter] = Settings(*numbers, number, corrected)
     return found
 
 

@@ -14,8 +14,12 @@ from typing import Literal
 import mlx.core as mx
 import numpy as np
 
+from .. import snapshot
+from ..errors import WorkbenchError
+from ..experiment import Batch
 from ..interventions.attempt import Attempt, put
 from ..interventions.scene import CONTEXT
+from ..run import CHECKPOINTS
 from ..verdict import Cause
 from .alarm import LEFT
 from .counterfactual import Shot, shot
@@ -25,6 +29,7 @@ from .suspects import Suspect, suspects
 
 Carrier = Literal["batch", "state", "both"]
 KEPT = 0.5  # of a rise: what its carrier keeps of it when the other factor is exchanged
+LONG = 8  # steps before state N-9 from which a state is one of long ago
 USUAL = 3  # usual batches whose rows are the yardstick of a row's loss
 OF_STATE: tuple[Cause, ...] = ("optimizer", "schedule", "curvature", "attention-logits")
 
@@ -51,7 +56,8 @@ class Square:
 def square(inquiry: Inquiry) -> Square | None:
     """Computes the 2×2: three steps. None where there is no earlier state or usual batch, which is noted.
 
-    Where no earlier state is held, only the batch is exchanged: the batch carries a rise that goes with it.
+    Where no earlier state is held, that of the last checkpoint before takes its place, however old. Without one only
+    the batch is exchanged: the batch carries a rise that goes with it.
 
     The batch carries a rise that is gone without it, and of which it keeps at least half on the earlier state; the
     state one that is gone without it, and of which it keeps at least half on the usual batch. Otherwise, as where only
@@ -65,10 +71,15 @@ def square(inquiry: Inquiry) -> Square | None:
     if not inquiry.affords(3 + inquiry.distance(state), "state or batch"):
         return None
     if state == last:
-        return _batch_alone(inquiry, neutral)
+        older = _older(inquiry)
+        # A state of long ago, whose loss on a usual batch is as high as the spike, had not learnt enough to compare.
+        if older is None or not inquiry.gone(inquiry.trials.shot(older, neutral)):
+            return _batch_alone(inquiry, neutral)
+        state = older
     pairs = ((last, inquiry.step), (last, neutral), (state, inquiry.step), (state, neutral))
     spike, usual_batch, earlier_state, calm = (inquiry.value(inquiry.trials.shot(*pair)) for pair in pairs)
-    carrier = _carrier(inquiry, usual_batch, earlier_state)
+    learnt = inquiry.alarm.rise(calm) if state in inquiry.trials.borrowed and math.isfinite(calm) else 0.0
+    carrier = _carrier(inquiry, usual_batch, earlier_state, max(0.0, learnt))
     found = Square(state, neutral, spike, usual_batch, earlier_state, calm, carrier)
     _say(inquiry, found)
     return found
@@ -85,8 +96,26 @@ def _batch_alone(inquiry: Inquiry, neutral: int) -> Square:
     return Square(last, neutral, spike, value, math.nan, math.nan, "batch" if gone else "state")
 
 
-def _carrier(inquiry: Inquiry, usual_batch: float, earlier_state: float) -> Carrier:
-    without_batch, without_state = inquiry.alarm.rise(usual_batch), inquiry.alarm.rise(earlier_state)
+def _older(inquiry: Inquiry) -> int | None:
+    """The last checkpoint before the scene's first state, read from disk; None: there is none."""
+    run, scene = inquiry.run, inquiry.scene
+    for step, segment in reversed(run.checkpoints_before(scene.first, scene.segment)):
+        try:
+            state = snapshot.read(run.path / CHECKPOINTS, step, segment, run.manifest.run)
+        except WorkbenchError:
+            continue
+        inquiry.trials.borrowed[step] = state
+        inquiry.skip("the states between", f"none is held: the replay started from state {inquiry.last}")
+        return step
+    return None
+
+
+def _carrier(inquiry: Inquiry, usual_batch: float, earlier_state: float, learnt: float) -> Carrier:
+    """
+    Args:
+        learnt: of the rise, what any batch has on an old state, for the run had learnt less then.
+    """
+    without_batch, without_state = inquiry.alarm.rise(usual_batch), inquiry.alarm.rise(earlier_state) - learnt
     if without_batch <= LEFT and without_state >= KEPT:
         return "batch"
     return "state" if without_state <= LEFT and without_batch >= KEPT else "both"
@@ -118,6 +147,8 @@ def examine(inquiry: Inquiry, found: Square) -> Conclusion | None:
         less = f"it keeps {kept:.0%} of the rise on state {found.state}" if kept == kept else "no earlier state is held"
         inquiry.refute("data", f"nothing in batch {step} is unlike the run's other data, and {less}")
         return None
+    if not any(one.wrong for one in rows) and not _bad_long_ago(inquiry, found):
+        return None
     for cause in OF_STATE:
         healthy = f"state {step - 1} is healthy: on the batch of step {found.batch} it has {inquiry.alarm.phrase}"
         inquiry.refute(cause, f"{healthy} {found.usual_batch:.4g}")
@@ -134,19 +165,45 @@ def examine(inquiry: Inquiry, found: Square) -> Conclusion | None:
     )
 
 
-def earlier(inquiry: Inquiry, update: int, usual: int) -> Conclusion | None:
+def _bad_long_ago(inquiry: Inquiry, found: Square) -> bool:
+    """Whether batch N was as bad for the earliest held state: data that is bad is so for any state, and a batch of rare
+    tokens only once an update has spoilt what the model knows of them."""
+    state = inquiry.scene.first
+    if state >= found.state - LONG or not inquiry.affords(
+        2 + 2 * inquiry.distance(state), f"batch {inquiry.step} long ago"
+    ):
+        return True
+    there, calm = (inquiry.trials.shot(state, batch) for batch in (inquiry.step, found.batch))
+    values = tuple(map(inquiry.value, (there, calm)))
+    kept = inquiry.alarm.rise(values[0])
+    if math.isfinite(values[1]):
+        kept -= max(0.0, inquiry.alarm.rise(values[1]))  # what any batch has there: the run had learnt less
+    sentence = f"on state {state} batch {inquiry.step} has {inquiry.alarm.phrase} {values[0]:.4g}, and that of step "
+    sentence += f"{found.batch} {values[1]:.4g}"
+    if kept >= KEPT:
+        inquiry.found("long ago", f"{sentence[0].upper()}{sentence[1:]}: it was bad then too.", "data", kept=kept)
+        return True
+    inquiry.refute("data", f"{sentence}: it was harmless then, and an update since has spoilt the state for it")
+    return False
+
+
+def earlier(inquiry: Inquiry, update: int, usual: int, *, plain: bool) -> Conclusion | None:
     """The conclusion where the batch of an earlier update is odd, and with a usual one in its place the rise is gone.
 
     Args:
         update: the step; usual: the step whose batch is the usual one.
+        plain: look only for what is plainly wrong: rows that are, or a step that a rule flags. Otherwise for what is
+            left: rows that are merely unusual. Near an instability any batch may tip the balance, and another one in
+            its place takes the rise away; so these rows have to do it, and the others not.
     """
     step, loss = inquiry.step, float(inquiry.scene.moment(update).loss)
     own = inquiry.tried(f"the rows of step {update}", update, None)
     sets = [] if own is None else rows_of(inquiry, update, own[0])
-    if update not in inquiry.flagged and not sets:
-        inquiry.refute("data", f"the batch of step {update} is usual: loss {loss:.4g}, no row stands out")
+    wrong = update in inquiry.flagged or any(one.wrong for one in (sets[0] if sets else []))
+    if wrong != plain or update == usual:
         return None
-    if update == usual:
+    if not wrong and not sets:
+        inquiry.refute("data", f"the batch of step {update} is usual: loss {loss:.4g}, no row stands out")
         return None
     redone = inquiry.tried(f"another batch in step {update}", update, f"batch={usual}")
     if redone is None:
@@ -154,6 +211,8 @@ def earlier(inquiry: Inquiry, update: int, usual: int) -> Conclusion | None:
     sentence = f"With the batch of step {usual} in step {update}, step {step} has {inquiry.comparison(redone[-1])}"
     if not inquiry.gone(redone[-1]):
         inquiry.refute("data", f"{sentence}: the rise stays")
+        return None
+    if not wrong and not _these_rows(inquiry, update, usual, sets[0]):
         return None
     inquiry.found("another batch", f"{sentence}: the rise is gone.", "data", redone=inquiry.value(redone[-1]))
     culprit, rows = named(inquiry, update, sets[0] if sets else [], _count(inquiry, update))
@@ -164,6 +223,29 @@ def earlier(inquiry: Inquiry, update: int, usual: int) -> Conclusion | None:
         f"the same rise at step {step} with another batch in step {update}",
         [skipping(update), setting("lr=0.1x", update)],
     )
+
+
+def _these_rows(inquiry: Inquiry, update: int, usual: int, rows: Sequence[Suspect]) -> bool:
+    """Whether the rise goes with some rows of an earlier batch, and stays with all others."""
+    whole, numbers = _count(inquiry, update), sorted(one.row for one in rows)
+    shapes = [[array.shape for array in inquiry.batch(one)] for one in (update, usual)]
+    if len(numbers) in (0, whole) or shapes[0] != shapes[1]:
+        return False
+    others = [row for row in range(whole) if row not in numbers]
+    for some, gone in ((numbers, True), (others, False)):
+        batch = _mixed(inquiry, update, usual, some)
+        redone = inquiry.tried(f"{numbered(some)} exchanged in step {update}", update, None, batch=batch)
+        if redone is None:
+            return False
+        sentence = f"with {numbered(some)} of step {update} exchanged, step {inquiry.step} has "
+        sentence += inquiry.comparison(redone[-1])
+        if inquiry.gone(redone[-1]) != gone:
+            inquiry.refute("data", f"{sentence}: {'the rise stays' if gone else 'other rows do as well'}")
+            return False
+        inquiry.found(
+            "rows exchanged", f"{sentence[0].upper()}{sentence[1:]}.", "data", redone=inquiry.value(redone[-1])
+        )
+    return True
 
 
 # ---- rows
@@ -227,14 +309,19 @@ def _exchanged(inquiry: Inquiry, other: int, rows: Sequence[int]) -> Shot:
     """Step N on its batch, with some rows from the same places of another step's batch."""
     scene, step = inquiry.scene, inquiry.step
     state, moment = scene.before()
-    mask = np.zeros(_count(inquiry, step), bool)
-    mask[list(rows)] = True
-    chosen = mx.array(mask)
-    batch = tuple(
-        mx.where(chosen.reshape(-1, *[1] * (one.ndim - 1)), two, one) if one.ndim else one
-        for one, two in zip(moment.batch, scene.batch(other), strict=True)
-    )
+    batch = _mixed(inquiry, step, other, rows)
     with scene.at_rest():
         attempt = Attempt(scene, state, replace(moment, batch=batch), scene.stepper)
         put(attempt.stepper.experiment, attempt.state)
         return shot(step, attempt.perform(attempt.moment))
+
+
+def _mixed(inquiry: Inquiry, step: int, other: int, rows: Sequence[int]) -> Batch:
+    """The batch of a step, with some rows from the same places of another step's batch."""
+    mask = np.zeros(_count(inquiry, step), bool)
+    mask[list(rows)] = True
+    chosen = mx.array(mask)
+    return tuple(
+        mx.where(chosen.reshape(-1, *[1] * (one.ndim - 1)), two, one) if one.ndim else one
+        for one, two in zip(inquiry.scene.batch(step), inquiry.scene.batch(other), strict=True)
+    )

@@ -7,6 +7,7 @@ wrong, and it is the one that can't be asked again.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,17 @@ def first_culprit(items: dict[str, Item], layers: list[str]) -> Culprit:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def masked(scene: Scene) -> float | None:
+    """What telemetry has in the place of a loss that is not finite, where all else that it logged of the step agrees:
+    some trainers log a running mean instead. None where nothing is masked."""
+    logged = scene.items["loss"].recorded
+    if not isinstance(logged, str) or math.isfinite(float(scene.result.loss)):
+        return None
+    value, departed = float(bits_float(logged)), scene.first_difference
+    alone = set(mismatches(scene.items)) <= {"loss", "grad_norm"} and departed is not None and departed.where == "step"
+    return value if alone and math.isfinite(value) else None
 
 
 def examine(inquiry: Inquiry) -> Conclusion | None:

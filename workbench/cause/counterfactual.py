@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
-from ..experiment import as_batch, state_arrays
+from ..experiment import Batch, as_batch, kept_arrays, state_arrays
 from ..interventions.attempt import Attempt, make, put
 from ..interventions.changes import Change, parse_change
 from ..observe import edit
@@ -49,10 +49,12 @@ class Trials:
     Attributes:
         scene: whose states and batches are used; it is left as it was.
         shots: what was measured, by state and batch.
+        borrowed: states from elsewhere, such as a checkpoint before the scene's first, by step.
     """
 
     scene: Scene
     shots: dict[tuple[int, int], Shot] = field(default_factory=dict)
+    borrowed: dict[int, State] = field(default_factory=dict)
 
     @property
     def last(self) -> int:
@@ -64,13 +66,14 @@ class Trials:
         return shot(self.scene.step, self.scene.result)
 
     def shot(self, state: int, batch: int) -> Shot:
-        """The batch of a step on a state of the scene, with the random numbers of step N."""
+        """The batch of a step on a state of the scene, or a borrowed one, with the random numbers of step N."""
         if (state, batch) == (self.last, self.scene.step):
             return self.own()
         if (state, batch) not in self.shots:
             with self.scene.at_rest():
                 moment = replace(self.scene.moment(self.scene.step), batch=self.scene.batch(batch))
-                attempt = Attempt(self.scene, self.scene.state(state), moment, self.scene.stepper)
+                held = self.borrowed.get(state) or self.scene.state(state)
+                attempt = Attempt(self.scene, held, moment, self.scene.stepper)
                 put(attempt.stepper.experiment, attempt.state)
                 self.shots[state, batch] = shot(batch, attempt.perform(moment))
         return self.shots[state, batch]
@@ -91,6 +94,7 @@ class Trials:
         steps: Collection[int] | None = None,
         beyond: int = 0,
         state: State | None = None,
+        batch: Batch | None = None,
     ) -> list[Shot]:
         """Steps `first` to N and `beyond` more, from the state before `first`, with a change.
 
@@ -98,6 +102,7 @@ class Trials:
             change: a setting holds in the steps of `steps`; anything else is made before or in step `first`.
             steps: None: `first` only.
             state: another state to start from.
+            batch: another batch for step `first`.
 
         Raises:
             ExperimentError: the change does not fit this run, or changes nothing in it.
@@ -107,6 +112,8 @@ class Trials:
         change = parse_change(change) if isinstance(change, str) else change
         following = scene.after(beyond)
         moments = [scene.moment(step) for step in range(first, scene.step + 1)] + following
+        if batch is not None:
+            moments[0] = replace(moments[0], batch=batch)
         changed = {first} if steps is None else set(steps)
         with scene.at_rest():
             attempt = Attempt(scene, state or scene.state(first - 1), moments[0], scene.stepper)
@@ -174,9 +181,7 @@ def _between(before: mx.array, after: mx.array, factor: float) -> mx.array:
 def _own_step(attempt: Attempt) -> Attempt:
     """The run's own step again, on the state that the changed one left."""
     experiment = attempt.stepper.experiment
-    left = replace(
-        attempt.state, weights=state_arrays(experiment.model), optimizer=state_arrays(experiment.optimizer.state)
-    )
+    left = replace(attempt.state, weights=state_arrays(experiment.model), optimizer=kept_arrays(experiment))
     put(attempt.experiment, left)
     return Attempt(attempt.scene, left, attempt.moment, attempt.scene.stepper)
 

@@ -25,9 +25,10 @@ ZIGZAG = -0.1  # cosine of successive updates: momentum alone makes it positive,
 
 @dataclass(frozen=True)
 class Along:
-    """The loss along an update, on its own batch: before it, at the lowest of the points between, and after it."""
+    """The loss along an update, on a batch: before it, at the lowest of the points between, and after it."""
 
     step: int
+    batch: int
     start: float
     short: float
     full: float
@@ -38,60 +39,98 @@ class Along:
         return self.short < self.start and (self.full > self.start or math.isnan(self.full))
 
     @property
+    def ends(self) -> str:
+        return f"from {self.start:.4g} to {self.full:.4g}"
+
+    @property
     def past_its_lowest(self) -> bool:
         """It went on beyond the lowest point on its way."""
         return self.short < self.full or math.isnan(self.full)
 
 
-def examine(inquiry: Inquiry, found: Walk) -> Conclusion | None:
-    """The conclusion where the update was too long, and shorter ones lead to no spike."""
-    scene, step = inquiry.scene, found.update
-    cost = len(SHORT) + 1 + sum(map(inquiry.distance, (step - 1, step)))
-    if not inquiry.affords(cost, "the loss along the update", kept=SHORTER):
+def examine(inquiry: Inquiry, found: Walk, usual: int | None = None) -> Conclusion | None:
+    """The conclusion where the update was too long, and shorter ones lead to no spike.
+
+    Args:
+        usual: the step whose batch is a usual one. The update's own is what it was made to fit, so that a step that is
+            too long for all others may look right on it.
+    """
+    step, turn = found.update, None
+    along: Along | None = None
+    for batch in dict.fromkeys([step, *([] if usual is None else [usual])]):
+        cost = len(SHORT) + 2 + sum(map(inquiry.distance, (step - 1, step)))
+        if not inquiry.affords(cost, "the loss along the update", kept=SHORTER):
+            return None
+        turn = cosine(inquiry, step) if batch == step else turn
+        along = _along(inquiry, step, batch)
+        if _said(inquiry, along, turn):
+            break
+    else:
+        inquiry.refute("curvature", f"update {step} was not too long for the loss on any batch, and no zigzag is seen")
         return None
-    along, turn = _along(inquiry, step), cosine(inquiry, step)
+    assert along is not None
+    return _shorter(inquiry, found, along)
+
+
+def _said(inquiry: Inquiry, along: Along, turn: float | None) -> bool:
+    """Whether the update was too long on a batch; it is noted."""
     turns = turn is not None and turn < ZIGZAG
-    too_long = along.too_long or (along.past_its_lowest and turns)
-    turned = "" if turn is None else f"; its cosine with the update before is {turn:.2f}"
-    ends = f"from {along.start:.4g} to {along.full:.4g}"
+    too_long = along.too_long or (along.batch == along.step and along.past_its_lowest and turns)
+    turned = "" if turn is None or along.batch != along.step else f"; its cosine with the update before is {turn:.2f}"
+    where = "its own batch" if along.batch == along.step else f"the batch of step {along.batch}"
     inquiry.found(
         "along the update",
-        f"On its own batch update {step} takes the loss {ends}; a shorter one would reach {along.short:.4g}{turned}.",
+        f"On {where} update {along.step} takes the loss {along.ends}; a shorter one would reach {along.short:.4g}"
+        f"{turned}.",
         "curvature" if too_long else "unknown",
         start=along.start,
         short=along.short,
         full=along.full,
         cosine=turn,
     )
-    if not too_long:
-        inquiry.refute("curvature", f"update {step} lowered the loss of its own batch, and no zigzag is seen")
-        return None
-    first = step if found.single else max(inquiry.earliest + 1, step - GRADUAL)
-    redone = inquiry.tried("shorter steps", first, "lr=0.1x", steps=range(first, scene.step), kept=SHORTER)
-    if redone is None:
-        return None
-    steps = f"step {first}" if first == inquiry.last else f"steps {first} to {inquiry.last}"
-    sentence = f"With a tenth of the learning rate in {steps}, step {scene.step} has {inquiry.comparison(redone[-1])}"
-    if not inquiry.gone(redone[-1]):
+    return too_long
+
+
+def _shorter(inquiry: Inquiry, found: Walk, along: Along) -> Conclusion | None:
+    """The conclusion where shorter steps take the rise away: that update alone, or some before it too."""
+    scene, step = inquiry.scene, found.update
+    gradual = max(inquiry.earliest + 1, step - GRADUAL)
+    for first in dict.fromkeys([step, gradual] if found.single else [gradual]):
+        redone = inquiry.tried("shorter steps", first, "lr=0.1x", steps=range(first, scene.step), kept=SHORTER)
+        if redone is None:
+            return None
+        steps = f"step {first}" if first == inquiry.last else f"steps {first} to {inquiry.last}"
+        what = f"With a tenth of the learning rate in {steps}"
+        sentence = f"{what}, step {scene.step} has {inquiry.comparison(redone[-1])}"
+        if inquiry.gone(redone[-1]):
+            value = inquiry.value(redone[-1])
+            inquiry.found("shorter steps", f"{sentence}: the rise is gone.", "curvature", redone=value)
+            return _concluded(inquiry, along, first)
         inquiry.refute("curvature", f"{sentence}: the rise stays")
-        return None
-    inquiry.found("shorter steps", f"{sentence}: the rise is gone.", "curvature", redone=inquiry.value(redone[-1]))
+    return None
+
+
+def _concluded(inquiry: Inquiry, along: Along, first: int) -> Conclusion:
+    step = along.step
+    where = "its own batch" if along.batch == step else f"the batch of step {along.batch}"
     return Conclusion(
         "curvature",
-        f"Update {step} was too long for the curvature of the loss, at a usual learning rate: it took its own batch "
-        f"{ends}, and a shorter one would have reached {along.short:.4g}.",
+        f"Update {step} was too long for the curvature of the loss, at a usual learning rate: it took {where} "
+        f"{along.ends}, and a shorter one would have reached {along.short:.4g}.",
         {"step": step},
-        f"a loss that falls along the whole of update {step}, or the same rise at step {scene.step} with shorter steps",
+        f"a loss that falls along the whole of update {step}, or the same rise at step {inquiry.step} with shorter "
+        "steps",
         [setting(change, first) for change in ("lr=0.5x", "lr=0.1x", "clip=0.1")],
     )
 
 
-def _along(inquiry: Inquiry, step: int) -> Along:
+def _along(inquiry: Inquiry, step: int, batch: int) -> Along:
     scene, trials = inquiry.scene, inquiry.trials
-    start = float(scene.moment(step).loss)
-    short = [one.loss for one in trials.along(step, SHORT, step)]
-    full = trials.shot(step, step).loss
-    return Along(step, start, min([value for value in short if math.isfinite(value)], default=math.inf), full)
+    start = float(scene.moment(step).loss) if batch == step else trials.shot(step - 1, batch).loss
+    short = [one.loss for one in trials.along(step, SHORT, batch)]
+    full = trials.shot(step, batch).loss
+    lowest = min([value for value in short if math.isfinite(value)], default=math.inf)
+    return Along(step, batch, start, lowest, full)
 
 
 def cosine(inquiry: Inquiry, step: int) -> float | None:

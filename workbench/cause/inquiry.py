@@ -86,6 +86,7 @@ class Inquiry:
         flagged: every flagged step on the way, by number.
         progress: told of each experiment before it is made; may raise to cancel.
         extra: step-times taken by what is not a step of the scene, such as a probe pass.
+        masked: telemetry hides a loss that is not finite, so that the loss is no item to compare.
     """
 
     run: Run
@@ -100,6 +101,7 @@ class Inquiry:
     unchecked: list[Unchecked] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     extra: float = 0.0
+    masked: bool = False
     _batches: dict[int, list[np.ndarray]] = field(default_factory=dict)
 
     # ---- the step
@@ -123,10 +125,9 @@ class Inquiry:
         """The way to the step, and it, have the run's bits; and a checker that was shown one-bit changes saw them."""
         scene, seen = self.scene, self.scene.moment(self.step).seen
         assert seen is not None
-        return (
-            scene.exact
-            and sensitive(self.scene.moment(self.step).batch, scene.state(self.step), seen).verdict == "exact"
-        )
+        return (scene.exact or self.masked) and sensitive(
+            self.scene.moment(self.step).batch, scene.state(self.step), seen
+        ).verdict == "exact"
 
     def value(self, shot: Shot) -> float:
         """Of a performed step, what is out of the ordinary at this one: its loss, or its gradient norm."""

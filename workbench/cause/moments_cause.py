@@ -32,8 +32,8 @@ OUT_OF_LINE = math.exp(SpikeSettings().z * LOG_GRAD_NORM_SIGMA_FLOOR)
 
 
 def one_update(inquiry: Inquiry, step: int) -> Conclusion | None:
-    """The conclusion where one update's moments are to blame: it is out of line, or its gradient outran v, and with
-    fresh or raised moments it does no damage."""
+    """The conclusion where one update's moments are to blame: it is out of line, as a whole or in a parameter whose
+    gradient outran v, and with fresh or raised moments it does no damage."""
     cost = 1 + inquiry.distance(step - 1) + inquiry.distance(step)
     if not inquiry.affords(cost, f"the moments of update {step}"):
         return None
@@ -45,7 +45,7 @@ def one_update(inquiry: Inquiry, step: int) -> Conclusion | None:
         key=lambda one: one.staleness_rms or 0.0,
         default=None,
     )
-    ratio, path = _beside_neighbours(inquiry, step)
+    ratio, path, each = _beside_neighbours(inquiry, step)
     broken = broken_state(inquiry)
     if broken is not None and broken[0] == step:
         ratio, path = math.inf, broken[1]
@@ -53,10 +53,12 @@ def one_update(inquiry: Inquiry, step: int) -> Conclusion | None:
     staleness = None if stale is None else stale.staleness_rms
     if stale is not None:
         what += f", and the gradient {staleness:.3g} times √v (RMS, at most, in {stale.path})"
-    if not (ratio > OUT_OF_LINE or (staleness or 0.0) > STALE):
-        inquiry.refute("optimizer", f"{what}: both are in line")
+    # A gradient that outran v does harm by an update that is out of line for its parameter, or by none.
+    outran = stale is not None and (staleness or 0.0) > STALE and not each.get(stale.path, math.inf) <= OUT_OF_LINE
+    if not (ratio > OUT_OF_LINE or outran):
+        inquiry.refute("optimizer", f"{what}: the update is in line")
         return None
-    worst = stale.path if stale is not None and (staleness or 0.0) > STALE else path
+    worst = stale.path if stale is not None and outran else path
     inquiry.found("moments", f"The norm of {what}.", "optimizer", update=ratio, staleness_rms=staleness)
     higher = raised(before, result, scene.stepper.experiment.options.clip)
     ways: list[tuple[str | None, str, State | None]] = [
@@ -104,12 +106,12 @@ def raised(state: State, result: StepResult, clip: float | None) -> State:
     return replace(state, optimizer=state.optimizer | found)
 
 
-def _beside_neighbours(inquiry: Inquiry, step: int) -> tuple[float, str]:
-    """The norm of an update over its learning rate, beside the median of those from state N-9 to it; and the parameter
-    in which it is farthest out. NaN where they are fewer than 4."""
+def _beside_neighbours(inquiry: Inquiry, step: int) -> tuple[float, str, dict[str, float]]:
+    """The norm of an update over its learning rate, beside the median of those from state N-9 to it; the parameter in
+    which it is farthest out; and the same of each parameter. NaN, "" and {} where they are fewer than 4."""
     scene, norms = inquiry.scene, dict[str, list[float]]()
     if not scene.holds_all:
-        return math.nan, ""
+        return math.nan, "", {}
     for other in [one for one in own_steps(inquiry) if inquiry.earliest < one <= step]:
         bits = scene.moment(other).rates[0]
         rate = 1.0 if bits is None else float(bits_float(bits))
@@ -123,9 +125,10 @@ def _beside_neighbours(inquiry: Inquiry, step: int) -> tuple[float, str]:
             norms.setdefault(path, []).append(math.sqrt(square.item()) / rate if rate else math.nan)  # type: ignore[arg-type]
     table = np.array(list(norms.values()))
     if table.size == 0 or table.shape[1] <= SMALLEST_WINDOW:
-        return math.nan, ""
+        return math.nan, "", {}
     with np.errstate(divide="ignore", invalid="ignore"):
         beside = table[:, -1] / np.median(table[:, :-1], axis=1)
         whole = np.sqrt(np.sum(np.square(table), axis=0))
         ratio = float(whole[-1] / np.median(whole[:-1]))
-    return ratio, list(norms)[int(np.argmax(np.nan_to_num(beside, nan=-np.inf)))]
+    farthest = list(norms)[int(np.argmax(np.nan_to_num(beside, nan=-np.inf)))]
+    return ratio, farthest, dict(zip(norms, beside.tolist(), strict=True))

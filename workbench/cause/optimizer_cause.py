@@ -1,6 +1,7 @@
 """Is it the optimizer's settings: elements that moved farther than Adam's usual ones can move them?
 
-The same states with every such update limited to the learning rate say so. Knows an inquiry.
+The same states with every such update limited to the learning rate, or made with a usual second moment, say so. Knows
+an inquiry.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import mlx.core as mx
 from ..bits import bits_float
 from ..interventions.attempt import Attempt, put
 from ..telemetry import Restart
-from .adam import USUAL_BOUND, Settings, excess, limited, settings
-from .counterfactual import Shot, shot
+from . import displacement, usual_adam
+from .adam import USUAL_BETA1, USUAL_BOUND, Settings, excess, limited, settings
+from .counterfactual import shot
 from .inquiry import Conclusion, Inquiry, setting
 
+LEAST_BETA2 = 0.95  # of the values in common use
 FAR = 20  # steps before N from which another setting is tried: moved elements have to be far back on their way
 
 
@@ -40,7 +43,7 @@ def without_bound(inquiry: Inquiry) -> Conclusion | None:
     if not known:
         inquiry.skip(what, f"{inquiry.run.manifest.optimizer.get('class')} follows another rule")
         return None
-    worst = max(_reaches(inquiry, known), key=lambda one: one.times, default=None)
+    worst = max(_reaches(inquiry), key=lambda one: one.times, default=None)
     if worst is None:
         inquiry.skip(what, "no earlier state is held")
         return None
@@ -51,7 +54,7 @@ def without_bound(inquiry: Inquiry) -> Conclusion | None:
             f"learning rate, and Adam's usual settings allow {USUAL_BOUND:.3g}",
         )
         return None
-    one = known[worst.path]
+    one = settings(inquiry.run.manifest.optimizer, scene.state(worst.step))[worst.path]
     free = math.isinf(one.bound)
     rule = f"its settings allow {one.bound:.3g}"
     if free:
@@ -65,16 +68,9 @@ def without_bound(inquiry: Inquiry) -> Conclusion | None:
         beta1=one.beta1,
         beta2=one.beta2,
     )
-    limited_step = _limited(inquiry, known)
-    sentence = (
-        f"On state {inquiry.last} with every update since state {scene.first} limited to the learning rate, batch "
-        f"{scene.step} has {inquiry.comparison(limited_step)}"
-    )
-    if not inquiry.gone(limited_step):
-        inquiry.refute("optimizer", f"{sentence}: the rise stays")
+    if not _proven(inquiry, known, free):
         return None
-    inquiry.found("limited updates", f"{sentence}: the rise is gone.", "optimizer", limited=inquiry.value(limited_step))
-    option = {"option": "beta2"} if free else {}
+    option = {"option": "beta1" if one.beta1 > USUAL_BETA1 and one.beta2 >= LEAST_BETA2 else "beta2"} if free else {}
     far = max(scene.first + 1, scene.step - FAR)
     return Conclusion(
         "optimizer",
@@ -95,30 +91,57 @@ def own_steps(inquiry: Inquiry) -> list[int]:
     ]
 
 
-def _moves(inquiry: Inquiry, known: Mapping[str, Settings]) -> Iterator[tuple[int, str, mx.array, mx.array, float]]:
-    """Step, path, the parameter before and after, and the learning rate, of every held step."""
+def _moves(inquiry: Inquiry) -> Iterator[tuple[int, str, mx.array, mx.array, float, float]]:
+    """Step, path, the parameter before and after, the learning rate and the decay, of every held step."""
     scene = inquiry.scene
     for step in own_steps(inquiry):
         before, after, rates = scene.state(step - 1), scene.state(step), scene.moment(step).rates
-        for path, one in known.items():
+        for path, one in settings(inquiry.run.manifest.optimizer, after).items():
             bits = rates[one.member] if one.member < len(rates) else None
             if bits is not None:
-                yield step, path, before.weights[path], after.weights[path], float(bits_float(bits))
+                yield step, path, before.weights[path], after.weights[path], float(bits_float(bits)), one.decay
 
 
-def _reaches(inquiry: Inquiry, known: Mapping[str, Settings]) -> Iterator[Reach]:
-    for step, path, before, after, rate in _moves(inquiry, known):
-        yield Reach(step, path, excess(before, after, rate, known[path].decay))
+def _reaches(inquiry: Inquiry) -> Iterator[Reach]:
+    for step, path, before, after, rate, decay in _moves(inquiry):
+        yield Reach(step, path, excess(before, after, rate, decay))
 
 
-def _limited(inquiry: Inquiry, known: Mapping[str, Settings]) -> Shot:
-    """Batch N on state N-1 without what its held updates moved beyond the learning rate."""
+def _proven(inquiry: Inquiry, known: Mapping[str, Settings], free: bool) -> bool:
+    """Whether the rise is gone on state N-1 without what updates moved too far; it is noted.
+
+    With the last update limited first, then with more and more of them: what came of a longer one long ago may have
+    been learnt around since, so that taking it back does harm of its own; and an element that was moved out of place
+    long ago, before the held states, may be what harms. Where nothing bounds m/√v, elements whose gradient is rare go
+    on moving at that limit for tens of steps, and the last trial is with updates that come to rest as m does.
+    """
+    scene = inquiry.scene
+    for start in dict.fromkeys([inquiry.last - 1, inquiry.earliest, scene.first]):
+        what = f"every update since state {start} limited to the learning rate"
+        if _without(inquiry, _beyond_limit(inquiry, start), what, start):
+            return True
+    start, before = displacement.beyond(inquiry, known)
+    if before:
+        what = f"every update since state {start} limited to the learning rate"
+        if _without(inquiry, _sum(before, _beyond_limit(inquiry, scene.first)), what, start):
+            return True
+    steps = own_steps(inquiry)
+    if free and (over := usual_adam.beyond(inquiry, steps)):
+        what = f"the updates since state {steps[0] - 1} made with the mean of g² over them for v"
+        return _without(inquiry, over, what, steps[0] - 1)
+    return False
+
+
+def _without(inquiry: Inquiry, over: Mapping[str, mx.array], what: str, start: int) -> bool:
+    """Whether batch N on state N-1 without some of its weights' changes is free of the rise.
+
+    Args:
+        over: them, float32, by path.
+        what: they are left out for, in words; start: the state from which on.
+    """
     scene, (last, moment) = inquiry.scene, inquiry.scene.before()
-    over: dict[str, mx.array] = {}
-    for _, path, before, after, rate in _moves(inquiry, known):
-        beyond = limited(before, after, rate, known[path].decay)
-        over[path] = over[path] + beyond if path in over else beyond
-        mx.eval(over[path])
+    if not inquiry.affords(1, what):
+        return False
     weights = {
         path: (last.weights[path].astype(mx.float32) - beyond).astype(last.weights[path].dtype)
         for path, beyond in over.items()
@@ -126,4 +149,25 @@ def _limited(inquiry: Inquiry, known: Mapping[str, Settings]) -> Shot:
     with scene.at_rest():
         attempt = Attempt(scene, replace(last, weights=last.weights | weights), moment, scene.stepper)
         put(attempt.stepper.experiment, attempt.state)
-        return shot(scene.step, attempt.perform(moment))
+        found = shot(scene.step, attempt.perform(moment))
+    sentence = f"On state {inquiry.last} with {what}, batch {scene.step} has {inquiry.comparison(found)}"
+    if not inquiry.gone(found):
+        inquiry.refute("optimizer", f"{sentence}: the rise stays")
+        return False
+    numbers = {"limited": inquiry.value(found), "since": start}
+    inquiry.found("limited updates", f"{sentence}: the rise is gone.", "optimizer", **numbers)
+    return True
+
+
+def _beyond_limit(inquiry: Inquiry, start: int) -> dict[str, mx.array]:
+    """What the held updates since state `start` moved beyond the learning rate, float32, by path."""
+    over: dict[str, mx.array] = {}
+    for step, path, before, after, rate, decay in _moves(inquiry):
+        if step > start:
+            over = _sum(over, {path: limited(before, after, rate, decay)})
+            mx.eval(over[path])
+    return over
+
+
+def _sum(left: Mapping[str, mx.array], right: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    return {**left, **{path: left[path] + array if path in left else array for path, array in right.items()}}

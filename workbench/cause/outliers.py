@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import mlx.nn as nn
 import numpy as np
 import pandas as pd
 
@@ -21,6 +22,7 @@ from .inquiry import Inquiry
 from .resumed import seams
 from .suspects import is_tokens
 
+DROPOUT = (nn.Dropout, nn.Dropout2d, nn.Dropout3d)
 MOST = 0.5  # of a tensor's elements
 WINDOW = 24  # steps before, as far as they are held, that are the yardstick
 NAMED = 5  # layers or tensors named in a sentence
@@ -30,7 +32,7 @@ KINDS = dict(zip(ARRAYS, ("activation", "gradient", "adam_m", "adam_v"), strict=
 def outliers(inquiry: Inquiry) -> list[Outlier]:
     """One a thing that stands out, in the order of execution."""
     found = [*_log(inquiry), *_seams(inquiry), *_rows(inquiry), *_layers(inquiry)]
-    return [*found, *_zero_gradients(inquiry), *_updates(inquiry)]
+    return [*found, *_frozen_mask(inquiry), *_zero_gradients(inquiry), *_updates(inquiry)]
 
 
 def _log(inquiry: Inquiry) -> Iterator[Outlier]:
@@ -119,6 +121,20 @@ def _scores(inquiry: Inquiry, steps: range) -> pd.DataFrame:
     undefined = frame.groupby(["layer", "kind"])["value"].transform(lambda values: values.isna().all())
     flagged = [step for step in inquiry.flagged if step != scene.step]
     return scored(frame[~undefined.astype(bool)], flagged) if len(frame) else frame.assign(z=[])
+
+
+def _frozen_mask(inquiry: Inquiry) -> Iterator[Outlier]:
+    """Dropout without a draw: the mask is a constant of a compiled function that did not capture the random state."""
+    modules = inquiry.scene.stepper.experiment.model.named_modules()
+    active = [path for path, one in modules if isinstance(one, DROPOUT) and one.training and one._p_1 < 1]
+    if active and not inquiry.scene.draws:
+        yield Outlier(
+            name="frozen mask",
+            sentence=f"Dropout is active in {len(active)} module{'' if len(active) == 1 else 's'} "
+            f"({_listed(sorted(active))}), and the step draws no random numbers: every step has the same mask. A "
+            "compiled function has to capture mx.random.state.",
+            numbers=Numbers.of({"modules": len(active)}),
+        )
 
 
 def _zero_gradients(inquiry: Inquiry) -> Iterator[Outlier]:

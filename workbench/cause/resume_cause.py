@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .adam import fresh, settings
 from .damage import Damage, listed
 from .inquiry import Conclusion, Inquiry, Tried
 from .remedies import NEXT
@@ -51,6 +52,7 @@ def _judged(inquiry: Inquiry, again: Resumed) -> Conclusion | None:
     what = listed(again.damages)
     inquiry.found("state as it was left", f"{sentence}: the rise is gone.", "resume", redone=inquiry.value(shot))
     inquiry.found("damage", f"What differs: {what}.", "resume", tensors=len(again.damages))
+    _signature(inquiry, again)
     return Conclusion(
         "resume",
         f"Segment {seam.segment} did not go on from the state that step {seam.start} had left: {what}.",
@@ -59,6 +61,29 @@ def _judged(inquiry: Inquiry, again: Resumed) -> Conclusion | None:
         [Tried("", seam.start + 1, "", words=f"from {place}")],
         redone=again.shots,
         fork_from=f"{seam.start}.s{seam.parent}",
+    )
+
+
+def _signature(inquiry: Inquiry, again: Resumed) -> None:
+    """Moments that were lost make the updates after it larger by a factor that is known, unless they are corrected."""
+    left, start = again.left, again.seam.start
+    lost = {one.lane for one in again.damages if one.lane in ("adam_m", "adam_v") and one.how == "zeroed"}
+    if lost != {"adam_m", "adam_v"} or left is None:
+        return
+    known = [one for one in settings(inquiry.run.manifest.optimizer, left).values() if not one.bias_correction]
+    if not known:
+        return
+    one = known[0]
+    steps = inquiry.step - start - 1  # updates from the seam to state N-1
+    factors = [fresh(one.beta1, one.beta2, number) for number in range(1, max(2, steps + 1))]
+    steady, noise = (max(pair[which] for pair in factors) for which in (0, 1))
+    inquiry.found(
+        "moments lost",
+        f"m and v are zeros, and this optimizer corrects no bias: an update after it is up to {steady:.3g} times as "
+        f"large as usual where gradients agree, and {noise:.3g} times where they are noise.",
+        "resume",
+        steady=steady,
+        noise=noise,
     )
 
 

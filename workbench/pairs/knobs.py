@@ -39,6 +39,7 @@ _REACH = (
     ("options.compile", FORWARD),
     ("options.deterministic", FORWARD),
     ("config.substitutions", BATCH),
+    ("config.mixture", BATCH),
     ("config.batch", BATCH),
     ("config.accumulate", BATCH),
     ("config.val_split", BATCH),

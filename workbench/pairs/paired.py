@@ -17,8 +17,8 @@ import pandas as pd
 
 from .. import seams
 from ..bits import bits_float, ulp_distance
-from ..errors import ReplayError
-from ..run import Run
+from ..errors import ReplayError, RunError
+from ..run import Run, open_run
 from .comparison import Comparison, Parting, conclude
 from .knobs import BATCH, START, Setting, differing_settings
 from .logged import Logged, Pair
@@ -26,6 +26,12 @@ from .logged import Logged, Pair
 # Lanes compared in the state that both start from. `other` holds the learning rate, and the cursor may hold the shape
 # of the batch: there a setting would be seen before it does anything.
 _START_LANES = ("state.weights", "state.adam_m", "state.adam_v", "state.rng")
+
+
+def _recorded(run: Run) -> Run:
+    if (only := run.unverifiable()) is not None:
+        raise RunError(f"{only}; its curves can be laid over others, but it can't be compared bit by bit")
+    return run
 
 
 def compare_runs(
@@ -49,7 +55,7 @@ def compare_runs(
         ReplayError: the runs have no step in common, or a segment must be chosen.
     """
     left, right = (
-        Logged.of(run if isinstance(run, Run) else Run(Path(run)), segment)
+        Logged.of(_recorded(run if isinstance(run, Run) else open_run(run)), segment)
         for run, segment in ((a, segment_a), (b, segment_b))
     )
     pair = Pair(left, right)
@@ -167,7 +173,8 @@ def _first_step(setting: Setting, pair: Pair) -> int:
         rates = [(step, pair.a.lr(step), pair.b.lr(step)) for step in steps]
         if all(None not in (left, right) for _, left, right in rates):
             return next((step for step, left, right in rates if left != right), never)
-    if setting.name in ("config.clip", "options.clip") and None not in (setting.a, setting.b):
+    clips = all(isinstance(clip, int | float) for clip in (setting.a, setting.b))
+    if setting.name in ("config.clip", "options.clip") and clips:
         limit = min(setting.a, setting.b)
         norms = [(step, pair.a.bits(step, "grad_norm")) for step in steps]
         if all(bits is not None for _, bits in norms):

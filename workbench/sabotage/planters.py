@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from ..trainer.corpus import Corpus
 from ..trainer.model import parameter_shapes
 from ..trainer.recipe import TrainConfig
 from ..trainer.schedule import RateChange
+from ..trainer.scheduled import AdamChange, Drift
 from .alterations import How, Relabelling, Repetition, Substitution
 from .saboteur import Acts, Edit, GradientFlip
 
@@ -43,13 +44,13 @@ class Plot:
 
     Attributes:
         config: the recipe, with what was planted so far.
-        corpus: the run's own.
+        corpora: the run's own.
         sources: data files to write, their paths relative to the run's folder.
         acts: what to do while recording.
     """
 
-    def __init__(self, config: TrainConfig, corpus: Corpus) -> None:
-        self.config, self.corpus = config, corpus
+    def __init__(self, config: TrainConfig, corpora: Sequence[Corpus]) -> None:
+        self.config, self.corpora = config, corpora
         self.sources: list[Corpus] = []
         self.edits: dict[int, list[Edit]] = {}
         self.gradients: dict[int, list[GradientFlip]] = {}
@@ -58,7 +59,7 @@ class Plot:
 
     @property
     def vocabulary(self) -> int:
-        return min(self.config.model.vocabulary, self.corpus.vocabulary)
+        return min(self.config.model.vocabulary, max(corpus.vocabulary for corpus in self.corpora))
 
     def change(self, **fields: Any) -> None:
         self.config = msgspec.structs.replace(self.config, **fields)
@@ -98,12 +99,12 @@ class Plot:
 
 def _substitute(plot: Plot, fault: Fault, tokens: np.ndarray) -> Mark:
     """Rows from a source made for them; tokens are (rows, ctx + 1)."""
-    kind, rows, number = plot.corpus.kind, plot.rows(fault), len(plot.sources) + 1
+    kind, rows, number = plot.corpora[0].kind, plot.rows(fault), len(plot.sources) + 1
     name = f"{number}{'.bin' if kind == 'uint16' else '.bytes'}"
     written = tokens.ravel().astype("<u2" if kind == "uint16" else np.uint8)
     plot.sources.append(Corpus(Path(SOURCES, name), written, kind))
     offsets = tuple(i * tokens.shape[1] for i in range(len(rows)))
-    added = Substitution(fault.step, rows, number, offsets)
+    added = Substitution(fault.step, rows, len(plot.corpora) - 1 + number, offsets)
     plot.change(substitutions=(*plot.config.substitutions, added))
     return Mark({}, fault.step, rows)
 
@@ -150,10 +151,38 @@ def _no_clip(plot: Plot, fault: Fault) -> Mark:
     return Mark({"option": "clip"}, None)
 
 
-def _adam(option: str, below: float, plot: Plot, fault: Fault) -> Mark:
-    plot.change(adamw=msgspec.structs.replace(plot.config.adamw, **{option: fault.number("value", below)}))
+def _until(fault: Fault) -> int | None:
+    """The last step that an option holds for; None: all."""
+    return None if fault.text("for") == "end" else fault.step + fault.whole("for", 1, 2**53 - 1) - 1
+
+
+def _adam(option: Literal["beta2", "eps"], below: float, plot: Plot, fault: Fault) -> Mark:
+    value, until = fault.number("value", below), _until(fault)
+    if fault.step == 1 and until is None:
+        plot.change(adamw=msgspec.structs.replace(plot.config.adamw, **{option: value}))
+    else:
+        added = AdamChange(step=fault.step, until=until, option=option, value=value)
+        plot.change(adam_changes=(*plot.config.adam_changes, added))
     small = option == "eps" and plot.config.model.dtype == "float16"  # v underflows, and updates of m / eps overflow
     return Mark({"option": option}, None, verdict="precision" if small else None)
+
+
+def _attention_growth(plot: Plot, fault: Fault) -> Mark:
+    layer, growth = plot.middle(fault, "layer"), fault.number("growth", 10.0)
+    if growth <= 1:
+        raise ExperimentError(f"fault {fault} has growth={fault.text('growth')}; expected a factor above 1")
+    paths = f"{layer}.query.weight", f"{layer}.key.weight"
+    for path in paths:
+        plot.parameter(fault, path)
+    added = Drift(step=fault.step, until=_until(fault), growth=growth, parameters=paths)
+    plot.change(drifts=(*plot.config.drifts, added))
+    return Mark({"layer": layer}, None)
+
+
+def _unstable_rate(plot: Plot, fault: Fault) -> Mark:
+    schedule = msgspec.structs.replace(plot.config.schedule, kind="constant", max_lr=fault.number("rate"))
+    plot.change(schedule=schedule)
+    return Mark({}, None)
 
 
 def _frozen(plot: Plot, fault: Fault) -> Mark:
@@ -253,6 +282,8 @@ PLANTERS: dict[str, Callable[[Plot, Fault], Mark]] = {
     "no-clip": _no_clip,
     "beta2": partial(_adam, "beta2", 1.0),
     "eps": partial(_adam, "eps", math.inf),
+    "attention-growth": _attention_growth,
+    "unstable-rate": _unstable_rate,
     "frozen": _frozen,
     "moments-zeroed": _moments_zeroed,
     "moments-swapped": _moments_swapped,

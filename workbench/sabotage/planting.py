@@ -29,7 +29,7 @@ class Planted:
 
     Attributes:
         config: the recipe with the faults in it.
-        files: data files in the run's folder, after the corpus.
+        files: data files in the run's folder, after the corpora.
         acts: what no recipe can hold.
         labels: one a fault; see `plant`.
     """
@@ -40,7 +40,7 @@ class Planted:
     labels: list[dict[str, Any]]
 
 
-def plant(faults: Sequence[Fault], config: TrainConfig, corpus: Corpus, out: Path) -> Planted:
+def plant(faults: Sequence[Fault], config: TrainConfig, corpora: Sequence[Corpus], out: Path) -> Planted:
     """Writes data files and labels of the faults into the run's folder.
 
     A label has fault, step, keys (as given), applied, replay ("exact" or "never"), shows (the first step whose loss or
@@ -52,14 +52,14 @@ def plant(faults: Sequence[Fault], config: TrainConfig, corpus: Corpus, out: Pat
         DataError: two faults want the same row of a batch. Nothing is written then.
     """
     _refuse_moved_data(faults)
-    plot = Plot(config, corpus)
+    plot = Plot(config, corpora)
     marks: dict[int, Mark] = {}
     options_first = sorted(range(len(faults)), key=lambda number: faults[number].kind.applied != "option")
     for number in options_first:  # a frozen parameter has no moments for others to damage
         if faults[number].step > config.steps:
             raise ExperimentError(f"fault {faults[number]} comes after the last step, {config.steps}")
         marks[number] = PLANTERS[faults[number].name](plot, faults[number])
-    sampler = stream(plot.config, [corpus, *plot.sources])  # before anything is written: it checks the alterations
+    sampler = stream(plot.config, [*corpora, *plot.sources])  # before anything is written: it checks the alterations
     files = []
     for source in plot.sources:
         path = out / source.path

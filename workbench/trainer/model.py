@@ -89,7 +89,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "small": {"model": {"vocabulary": 256, "ctx": 128, "depth": 6, "width": 384, "heads": 6}, "batch": 8},
     # 22M parameters, of which 12.6M are the embedding: a large vocabulary beside a small trunk.
     "huge": {"model": {"vocabulary": 49152, "ctx": 128, "depth": 12, "width": 256, "heads": 4}, "batch": 8},
-    # 1.31B parameters in the shape of GPT-3 XL (Brown et al. 2020, arXiv:2005.14165, table 2.1): for a GPU, in bfloat16.
+    # 1.31B parameters, the shape of GPT-3 XL (Brown et al. 2020, arXiv:2005.14165, table 2.1): for a GPU, in bfloat16.
     "xl": {"model": {"vocabulary": 50257, "ctx": 1024, "depth": 24, "width": 2048, "heads": 16}, "batch": 8},
 }
 

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
-import mlx.optimizers as optim
 import msgspec
 from mlx.utils import tree_flatten
 
@@ -24,6 +23,7 @@ from .data import WindowSampler, training_windows
 from .model import ModelConfig, build_model, loss, masked_loss
 from .prefetch import Prefetcher
 from .schedule import ScheduleConfig, make_schedule
+from .scheduled import AdamChange, Drift, adamw
 
 
 class AdamWConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +44,12 @@ class AdamWConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ExperimentError(f"{name} is {getattr(self, name)}; expected a finite number from 0")
 
 
+class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often rows come from a corpus of a mixture, beside the others."""
+
+    weight: float
+
+
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that determines a run of the built-in trainer, beside the numeric environment."""
 
@@ -61,6 +67,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     val_every: int = 0
     sample_every: int = 0
     prefetch: int = 0
+    mixture: tuple[Share, ...] = ()  # one a corpus; none: all rows come from the first
     device: Literal["cpu", "gpu"]
     # Where the data departs from the ordinary stream; see `alterations`.
     substitutions: tuple[Substitution, ...] = ()
@@ -68,6 +75,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     repetitions: tuple[Repetition, ...] = ()
     skipped: tuple[int, ...] = ()
     freeze: tuple[str, ...] = ()  # paths of modules whose parameters are not trained
+    # Where AdamW's settings change on the way; see `scheduled`.
+    adam_changes: tuple[AdamChange, ...] = ()
+    drifts: tuple[Drift, ...] = ()
 
     def __post_init__(self) -> None:
         least = {"batch": 1, "accumulate": 1, "steps": 1, "seed": 0, "val_every": 0, "sample_every": 0, "prefetch": 0}
@@ -94,7 +104,7 @@ def build(config: TrainConfig, files: Sequence[Path], *, prefetch: int = 0, init
     """The experiment of a config, at its initial state.
 
     Args:
-        files: the corpus, then further sources that substitutions draw from.
+        files: the corpora, then further sources that substitutions draw from.
         prefetch: batches drawn ahead by a thread; no effect on what they are.
         initial: False: without initial weights, for an experiment that a state will be restored to.
 
@@ -108,14 +118,13 @@ def build(config: TrainConfig, files: Sequence[Path], *, prefetch: int = 0, init
     model = build_model(config.model, config.seed, initial)
     _freeze(model, config.freeze)
     mx.random.seed(config.seed)
-    adamw = config.adamw
-    optimizer = optim.AdamW(
-        learning_rate=make_schedule(config.schedule),
-        betas=[adamw.beta1, adamw.beta2],
-        eps=adamw.eps,
-        weight_decay=adamw.weight_decay,
-        bias_correction=adamw.bias_correction,
-    )
+    settings = {
+        "betas": [config.adamw.beta1, config.adamw.beta2],
+        "eps": config.adamw.eps,
+        "weight_decay": config.adamw.weight_decay,
+        "bias_correction": config.adamw.bias_correction,
+    }
+    optimizer = adamw(make_schedule(config.schedule), settings, config.adam_changes, config.drifts)
     return Experiment(
         model,
         optimizer,
@@ -138,6 +147,7 @@ def stream(config: TrainConfig, corpora: Sequence[Corpus]) -> WindowSampler:
         ctx=config.model.ctx,
         seed=config.seed,
         val_split=config.val_split,
+        weights=[share.weight for share in config.mixture],
         substitutions=config.substitutions,
         relabellings=config.relabellings,
         repetitions=config.repetitions,

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -17,6 +14,7 @@ import numpy as np
 
 from .. import snapshot
 from ..experiment import Experiment, as_batch, read_cursor
+from ..interrupts import Interrupted, interrupts
 from ..manifest import DataFile
 from ..record import Recorder
 from ..sabotage.saboteur import Acts, Saboteur
@@ -29,14 +27,6 @@ from .prefetch import Prefetcher
 from .recipe import TrainConfig, build
 
 VALIDATION_BATCHES = 8  # enough for a curve; the held-out tail may be long
-
-
-class Interrupted(KeyboardInterrupt):
-    """Training was asked to stop, and did so after a whole step. A notebook stops at the cell, as after any Ctrl-C."""
-
-    def __init__(self, message: str, number: int) -> None:
-        super().__init__(message)
-        self.number = number  # of the signal
 
 
 class Watcher(Protocol):
@@ -78,7 +68,7 @@ def train(
     with contextlib.ExitStack() as stack:
         if isinstance(experiment.sampler, Prefetcher):
             stack.enter_context(experiment.sampler)
-        interrupted = stack.enter_context(_interrupts())
+        interrupted = stack.enter_context(interrupts())
         loop: Recorder | _Bare
         if out is None:
             loop = _Bare(experiment)
@@ -99,7 +89,8 @@ def train(
             for batch in loop.batches(config.steps):
                 value = loop.step(batch)
                 watcher.on_step(loop.step_number, value, loop.reading)
-                _evaluate(config, experiment, files, held_out, loop, watcher)
+                if loop.rolled_back is None:
+                    _evaluate(config, experiment, files, held_out, loop, watcher)
                 if number := interrupted():
                     saved = "nothing was recorded" if out is None else f"all is saved; go on with --out {out} --resume"
                     raise Interrupted(f"interrupted after step {loop.step_number}; {saved}", number)
@@ -112,7 +103,7 @@ class _Bare:
 
     def __init__(self, experiment: Experiment) -> None:
         self._stepper, self._sampler = Stepper(experiment), experiment.sampler
-        self.step_number, self.reading = 0, None
+        self.step_number, self.reading, self.rolled_back = 0, None, None
 
     def __enter__(self) -> _Bare:
         return self
@@ -164,30 +155,3 @@ def _evaluate(
         prompt = [int(token) for token in corpus.tokens[: min(8, config.model.ctx)]]
         tokens = generate(model, prompt, 120, temperature=0.8, key=mx.random.key(config.seed + step))
         watcher.on_sample(step, corpus.decode(prompt + tokens))
-
-
-@contextlib.contextmanager
-def _interrupts() -> Iterator[Callable[[], int]]:
-    """The first Ctrl-C (or SIGTERM) asks for a stop after the present step; a second one stops at once.
-
-    Yields:
-        A function that returns the number of the signal that came, or 0.
-    """
-    asked = 0
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = number
-        os.write(2, b"\ninterrupted: finishing this step and saving it; once more stops at once\n")  # safe in a handler
-
-    try:
-        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: a notebook's worker, say
-        before = {}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -17,14 +17,16 @@ from ..errors import ExperimentError, RunError
 from ..faults import KINDS, parse
 from ..manifest import DataFile, Manifest
 from ..rebuild import locate
+from ..recovery import Recovery
 from ..run import Run, refuse_existing
 from ..sabotage.planters import SOURCES
 from ..sabotage.planting import LABELS, plant
 from ..sabotage.saboteur import Acts
 from ..spikes import Reading, SpikeSettings
+from ..untrusted import decode, read_file
 from .corpus import Corpus
 from .model import PRESETS, ModelConfig, depth_config
-from .recipe import AdamWConfig, TrainConfig, config_from
+from .recipe import AdamWConfig, Share, TrainConfig, config_from
 from .schedule import ScheduleConfig
 from .train import Watcher, train
 
@@ -40,6 +42,8 @@ OPTIONS = (
         "keep_last",
         "keep_every",
         "black_box",
+        "auto_rollback",
+        "rollback_skip_batch",
         "spike_factor",
         "spike_window",
         "no_spike_detect",
@@ -49,7 +53,7 @@ OPTIONS = (
 )
 _FRESH = OPTIONS[8:]  # those that `train_run` takes beside its arguments
 # What may be given with --resume; anything else is in the manifest.
-_FLAGS = ("no_spike_detect", "no_record", "print_fingerprint")  # False: not given
+_FLAGS = ("no_spike_detect", "rollback_skip_batch", "no_record", "print_fingerprint")  # False: not given
 _SPELLED = {
     "faults": "fault",
     "from_": "from",
@@ -70,6 +74,8 @@ _RESUMABLE = {
     "keep_last",
     "keep_every",
     "black_box",
+    "auto_rollback",
+    "rollback_skip_batch",
 }
 
 
@@ -82,13 +88,13 @@ class Quiet:
 
 
 def train_run(
-    out: str | Path, corpus: str | Path, steps: int, *, watcher: Watcher | None = None, **options: Any
+    out: str | Path, corpus: str | Path | Sequence[str], steps: int, *, watcher: Watcher | None = None, **options: Any
 ) -> Run:
     """Trains the built-in model and records it: `workbench train`, from Python.
 
     Args:
         out: folder of the new run.
-        corpus: a text file, or uint16 tokens as .bin or .npy.
+        corpus: a text file, or uint16 tokens as .bin or .npy; or several, each with its weight: ["a.txt=0.7", …].
         steps: optimizer updates.
         watcher: told of each step.
         options: those of the command line, with underscores (`preset`, `save_every`, `faults=["garbage@40"]`, …).
@@ -134,7 +140,7 @@ def fresh(given: Mapping[str, Any]) -> Job:
     if given["no_record"] and given["log_jsonl"] is not None:
         raise ExperimentError("--log-jsonl is a copy of the record, and --no-record makes none; expected one of them")
     for name in ("corpus", "steps"):
-        if given[name] is None:
+        if given[name] in (None, ()):
             raise ExperimentError(f"--{name} is missing; expected it to start a run (or --resume to go on with one)")
     out: Path | None = given["out"]
     if given["no_record"]:
@@ -143,17 +149,46 @@ def fresh(given: Mapping[str, Any]) -> Job:
         raise ExperimentError("--out is missing; expected the folder to record in (or --no-record)")
     else:
         refuse_used(out)
-    corpus = Corpus.open(Path(given["corpus"]).absolute())
-    config = _config(given, corpus)
-    files, data, acts = [corpus.path], [DataFile(**corpus.describe())], None
+    corpora, shares = mixed(given["corpus"])
+    config = _config(given, max(corpora, key=lambda corpus: corpus.vocabulary), shares)
+    files, data, acts = [one.path for one in corpora], [DataFile(**one.describe()) for one in corpora], None
     if given["faults"]:
         if out is None:
             raise ExperimentError("--fault needs --out: the data that it adds is a file of the run")
-        planted = plant([parse(text) for text in given["faults"]], config, corpus, out)
+        planted = plant([parse(text) for text in given["faults"]], config, corpora, out)
         config, acts = planted.config, planted.acts or None
         files += planted.files
         data += [_inside(path, out) for path in planted.files]
     return Job(config, files, out, data, False, acts, _recording(given))
+
+
+def mixed(given: Any) -> tuple[list[Corpus], tuple[Share, ...]]:
+    """The corpora of a run, and the share of each where there are several.
+
+    Args:
+        given: a path; or several, each with its weight, as in `plays.txt=0.7`.
+
+    Raises:
+        ExperimentError: one of several has no weight.
+        DataError: a file can't be read.
+    """
+    texts = [str(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
+    corpora, shares = [], []
+    for text in texts:
+        path, equals, weight = text.rpartition("=")
+        if len(texts) == 1 and (not equals or Path(text).exists()):
+            return [Corpus.open(Path(text).absolute())], ()
+        try:
+            share = Share(weight=float(weight)) if path else None
+        except ValueError:
+            share = None
+        if share is None:
+            raise ExperimentError(
+                f"--corpus is {text!r} among {len(texts)}; expected each with its weight, as in plays.txt=0.7"
+            )
+        corpora.append(Corpus.open(Path(path).absolute()))
+        shares.append(share)
+    return corpora, tuple(shares)
 
 
 def _inside(path: Path, out: Path) -> DataFile:
@@ -203,8 +238,8 @@ def _refuse_unplanted(out: Path) -> None:
     if not path.exists():
         return
     try:
-        labels = msgspec.json.decode(path.read_bytes(), type=list[_Label])
-    except msgspec.MsgspecError as error:
+        labels = decode(read_file(path), list[_Label])
+    except ValueError as error:
         raise RunError(f"{path} is damaged: {error}; expected the labels of the faults planted in this run") from error
     last = Run(out).last_step
     for label in labels:
@@ -243,10 +278,12 @@ def recording_as(manifest: Manifest, given: Mapping[str, Any]) -> dict[str, Any]
     for name in ("save_every", "keep_last", "keep_every"):
         recording[name] = getattr(manifest, name) if given.get(name) is None else given[name]
     recording["spikes"] = None if manifest.spikes is None else SpikeSettings(**manifest.spikes)
+    if "auto_rollback" not in recording and manifest.recovery is not None:
+        recording["auto_rollback"] = Recovery(**manifest.recovery)
     return recording
 
 
-def _config(given: Mapping[str, Any], corpus: Corpus) -> TrainConfig:
+def _config(given: Mapping[str, Any], corpus: Corpus, shares: tuple[Share, ...]) -> TrainConfig:
     if given["preset"] is not None and given["depth"] is not None:
         raise ExperimentError("--preset and --depth both say how large the model is; expected one of them")
     if given["preset"] not in (None, *PRESETS):
@@ -281,6 +318,7 @@ def _config(given: Mapping[str, Any], corpus: Corpus) -> TrainConfig:
         schedule=ScheduleConfig(steps=steps, **_given(schedule)),
         adamw=AdamWConfig(**_given(adamw)),
         clip=clip,
+        mixture=shares,
         steps=steps,
         device=_device(given["device"] or os.environ.get("WORKBENCH_DEVICE")),
         **_given(settings),
@@ -294,6 +332,14 @@ def _device(asked: str | None) -> Literal["cpu", "gpu"]:
         raise ExperimentError(f"--device is gpu, and {no_gpu()}; expected cpu")
     on_gpu = asked == "gpu" or (not asked and mx.default_device().type == mx.DeviceType.gpu)
     return "gpu" if on_gpu else "cpu"
+
+
+def _recovery(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What to do about unstable steps; empty if nothing was given."""
+    mode, skip = given["auto_rollback"], bool(given["rollback_skip_batch"])
+    if skip and mode not in (None, "on"):
+        raise ExperimentError(f"--rollback-skip-batch goes with --auto-rollback on; found --auto-rollback {mode}")
+    return {"auto_rollback": Recovery("on" if skip else mode, skip_batch=skip)} if mode or skip else {}
 
 
 def _is_given(name: str, value: Any) -> bool:
@@ -319,6 +365,7 @@ def _recording(given: Mapping[str, Any]) -> dict[str, Any]:
         "keep_last": given["keep_last"],
         "keep_every": given["keep_every"],
         **_given({"black_box": given["black_box"]}),
+        **_recovery(given),
         "spikes": spikes,
         "copy_telemetry_to": given["log_jsonl"],
     }

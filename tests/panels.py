@@ -15,9 +15,9 @@ from workbench.panel import Panel
 from workbench.run import Run
 
 SPIKE, STEPS = 18, 24
-ALWAYS = ("facts", "step_facts", "estimate", "status", "error", "badges")
+ALWAYS = ("facts", "step_facts", "estimate", "status", "error", "output", "badges", "code")
 VIEWS = {"Timeline": ("timeline",), "Step": ("layers",), "Batch": ("batch",)}
-VIEWS |= {"Cause": ("verdict", "onset", "experiments")}
+VIEWS |= {"Cause": ("verdict", "onset", "experiments"), "Environment": ("environment", "examination")}
 EVERY = (*ALWAYS, *(name for names in VIEWS.values() for name in names))
 EVIL = "<script>alert(1)</script>"
 
@@ -41,6 +41,8 @@ def seen(panel: Panel) -> str:
 def look(panel: Panel, view: str) -> str:
     """Turns to a view; returns its HTML."""
     panel.view.value = view
+    if view == "Environment":
+        panel.wait(90)  # it asks which machine this is
     return "\n".join(getattr(panel, name).value for name in VIEWS[view])
 
 

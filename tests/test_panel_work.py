@@ -2,24 +2,33 @@
 
 import gc
 import html
+import os
 import re
 import shutil
+import signal
+import tempfile
 import threading
+import time
+import tracemalloc
 import warnings
+from pathlib import Path
 
+import ipywidgets as W
 import matplotlib.figure
 import pytest
 import runs
-from panels import EVIL, SPIKE, STEPS, in_a_process, look, plain, press, seen
+from panels import EVIL, SPIKE, STEPS, VIEWS, in_a_process, look, plain, press, seen
 
-from workbench import plots, worker
+from workbench import worker
 from workbench.batches.batch import batch_table
 from workbench.errors import EnvironmentMismatch, ReplayError, WorkbenchError
 from workbench.panel import Panel
 from workbench.record import Recorder
-from workbench.run import Run
 from workbench.screen import layer_view, performing
 from workbench.screen.performing import Cancelled
+from workbench.screen.views import MEANINGS
+from workbench.work import child
+from workbench.work.child import Child
 
 pytest_plugins = ["panel_fixtures"]
 pytestmark = pytest.mark.usefixtures("closed", "quick")
@@ -38,6 +47,7 @@ def test_a_replay_by_the_button(panel, drawn):
     assert "Step 18 is exact" in text and "probe pass: certified" in text and "<details>" in panel.badges.value
     for name, verdict, why in panel.trace.badges():
         assert f"✓ {name}: {verdict}" in text and html.unescape(panel.badges.value).count(why) == 2  # text and title
+        assert html.unescape(panel.badges.value).count(MEANINGS[name]) == 2
     assert re.search(r"Step 18 replayed in [\d.]+ s", panel.status.value)
     assert panel.progress.value == panel.progress.max and panel.progress.bar_style == "success"
     assert not panel.replay_button.disabled and panel.cancel_button.disabled
@@ -101,6 +111,156 @@ def test_cancel(held):
     assert panel.replay(SPIKE).exact  # and the next one is not cancelled
 
 
+SLOW = """
+import runs, time
+from workbench.experiment import Experiment
+
+def squares(model, x, y):
+    print("the step is being computed", flush=True)
+    time.sleep(600)  # in one piece, as a matrix product on a slow BLAS
+    return runs.squares(model, x, y)
+
+def build():
+    fast = runs.build()
+    return Experiment(fast.model, fast.optimizer, squares, fast.sampler, fast.options)
+"""
+
+
+@pytest.fixture
+def slow(tmp_path, monkeypatch):
+    """A panel on a run whose step can be replayed, but takes ten minutes."""
+    parts = runs.parts(runs.build())
+    with Recorder(tmp_path / "mine", *parts, compile=False, save_every=2, factory="slowly:build") as recorder:
+        for batch in recorder.batches(5):
+            recorder.step(batch)
+    (tmp_path / "slowly.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    child.end()  # one with another path may be there
+    yield Panel(tmp_path, "mine", factory="slowly:build")
+    child.end()
+
+
+def test_cancel_ends_a_step_that_can_not_be_interrupted(slow, tmp_path, capfd):
+    slow.step.value = 4
+    before = set(Path(tempfile.gettempdir()).glob("workbench-*"))
+    slow.replay_button.click()
+    process = child.present()
+    while not process.said():
+        time.sleep(0.01)
+    slow.cancel_button.click()
+    slow.wait(60)  # not ten minutes
+    assert isinstance(slow.last_error, Cancelled) and "cancelled; nothing was changed" in slow.status.value
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.process, 0)  # not even a zombie
+    assert not (tmp_path / "mine" / "traces").exists()
+    assert set(Path(tempfile.gettempdir()).glob("workbench-*")) <= before
+    assert not slow.replay_button.disabled and slow.cancel_button.disabled
+    assert capfd.readouterr() == ("", "")  # what the step printed lands in no cell
+    (tmp_path / "slowly.py").write_text(SLOW.replace("600", "0"))
+    press(slow)
+    assert slow.error.value == "" and slow.trace.exact
+    assert "the step is being computed" in slow.output.value and "the step is" not in seen(slow).split("What the")[0]
+
+
+def test_an_experiment_that_exists_only_here_is_replayed_here(tmp_path, capfd):
+    with Recorder(tmp_path / "mine", *runs.parts(runs.build()), compile=False, save_every=2) as recorder:
+        for batch in recorder.batches(5):
+            recorder.step(batch)
+    built, may_go = threading.Event(), threading.Event()
+
+    def build():
+        print("building")
+        built.set()
+        assert may_go.wait(60)
+        return runs.build()
+
+    panel = Panel(tmp_path, "mine", experiment=build)
+    assert "Cancel waits for the end of a step" in plain(panel.estimate.value)
+    panel.step.value = 4
+    panel.replay_button.click()
+    assert built.wait(60)
+    panel.cancel_button.click()
+    assert "once the present pass has ended" in plain(panel.status.value)
+    may_go.set()
+    panel.wait(60)
+    assert isinstance(panel.last_error, Cancelled) and panel.trace is None
+    press(panel)
+    assert panel.trace.exact and panel.error.value == "" and "building" in panel.output.value
+    assert "building" not in capfd.readouterr().out
+
+
+def test_what_ends_by_itself_is_a_sentence(held):
+    panel, may_go = held
+    os.kill(child.present().process, signal.SIGKILL)
+    may_go.set()
+    panel.wait(60)
+    text = plain(panel.error.value)
+    assert "the process that did the work ended with signal 9" in text and "want of memory" in text
+    assert "Traceback" not in panel.error.value
+    press(panel)
+    assert panel.error.value == "" and panel.trace.exact
+
+
+# ---- what was computed before
+
+
+def test_a_kept_result_says_so(panel):
+    press(panel)
+    assert "From the cache" not in panel.badges.value
+    panel.step.value = 3
+    panel.step.value = SPIKE
+    assert re.search(r"From the cache: replayed at \d\d:\d\d:\d\d in [\d.]+ s", plain(panel.badges.value))
+    press(panel)
+    assert "From the cache" not in panel.badges.value
+
+
+def test_what_the_runs_files_hold_is_shown_and_said_to_be_of_them(folder):
+    first = Panel(folder, "spiked")
+    first.replay(SPIKE)
+    first.whatif(SPIKE, ["lr=0.5x", "v=max"])
+    verdict = first.autopsy(SPIKE)
+    again = Panel(folder, "spiked")
+    assert again.trace.record == first.trace.record and again.found.verdict == verdict
+    assert re.search(r"From the run's own files \(00000018.json\): replayed on \d{4}-", plain(again.badges.value))
+    assert again.found.experiments["change"].tolist() == ["untouched", "lr=0.5x", "v=max"]
+    text = look(again, "Cause")
+    assert "00000018.autopsy.json" in text and verdict.reason in plain(text) and "lr=0.5x" in text
+    assert repr(again) == "Panel(run='spiked', step=18)"  # nothing was computed in this notebook
+
+
+def test_files_of_another_environment_are_told_and_not_shown(folder):
+    Panel(folder, "spiked").replay(SPIKE)
+    file = folder / "spiked" / "traces" / "00000018.json"
+    runs.edit_json(file, lambda trace: trace["environment"].update(mlx="0.0.1"))
+    panel = Panel(folder, "spiked")
+    assert panel.trace is not None  # which machine this is, is not known yet
+    panel = Panel(folder, "spiked")
+    panel.step.value = 3
+    panel.replay(3)
+    panel.step.value = SPIKE
+    assert panel.trace is None
+    assert "of another environment than this one: mlx: recorded 0.0.1, here" in plain(panel.badges.value)
+    file.write_text("{}")
+    panel = Panel(folder, "spiked")
+    assert panel.trace is None and "00000018.json is not a trace" in plain(panel.badges.value)
+
+
+def test_a_result_belongs_to_its_environment(panel, monkeypatch):
+    panel.replay(SPIKE)
+    shutil.rmtree(panel.opened.path / "traces")
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    panel.step.value = 3
+    panel.step.value = SPIKE
+    assert panel.trace is None
+    press(panel)
+    assert isinstance(panel.last_error, EnvironmentMismatch) and "OPENBLAS_NUM_THREADS" in panel.error.value
+    monkeypatch.undo()
+    panel.step.value = 3
+    panel.step.value = SPIKE
+    assert panel.trace.exact
+    child.end()
+
+
 def test_a_second_replay_is_refused_while_one_runs(held, folder):
     panel, may_go = held
     running = panel._performer._work
@@ -122,10 +282,11 @@ def test_a_second_replay_is_refused_while_one_runs(held, folder):
 
 
 def test_moving_about_starts_and_queues_nothing(held, monkeypatch):
+    """However far the slider is dragged while a replay goes on: the last step is the one that is seen."""
     panel, may_go = held
     asked = []
-    monkeypatch.setattr(Run, "replay", lambda run, step, **options: asked.append(step))
-    for step in (3, 12, 7):
+    monkeypatch.setattr(Child, "ask", lambda child, request, tell: asked.append(request))
+    for step in (*(1 + move % STEPS for move in range(300)), 3, 12, 7):
         panel.slider.value = step
         assert f"Step {step}:" in plain(panel.step_facts.value)
     assert not panel.cancel_button.disabled  # it still runs
@@ -168,20 +329,28 @@ def test_progress_is_told_ten_times_a_second_at_most(panel):
     assert "Step 5 (1000 of 1000 done)" in panel.status.value
 
 
-@pytest.mark.parametrize("view", ["Timeline", "Step", "Batch", "Cause"])
-def test_many_moves_leak_neither_figures_nor_threads(panel, monkeypatch, view):
-    monkeypatch.setattr(plots, "layer_norms", lambda *rows, **options: matplotlib.figure.Figure())
-    look(panel, view)
-    panel.step.value = 1
-
+def test_many_moves_leak_neither_figures_nor_threads_nor_memory(panel):
     def count():
         gc.collect()
-        return sum(isinstance(thing, matplotlib.figure.Figure) for thing in gc.get_objects()), threading.active_count()
+        things = gc.get_objects()
+        figures = sum(isinstance(thing, matplotlib.figure.Figure) for thing in things)
+        return figures, sum(isinstance(thing, W.Widget) for thing in things), threading.active_count()
 
+    def move_about(moves):
+        for view in VIEWS:
+            look(panel, view)
+            for move in range(moves):
+                panel.slider.value = 1 + move % STEPS
+
+    move_about(2)
     before = count()
-    for move in range(200):
-        panel.slider.value = 1 + move % STEPS
-    assert count() == before and panel.last_error is None
+    tracemalloc.start()
+    try:
+        move_about(40)
+        assert count() == before and panel.last_error is None
+        assert tracemalloc.get_traced_memory()[0] < 500_000  # what one view holds; 200 of them would be far more
+    finally:
+        tracemalloc.stop()
 
 
 def in_a_thread(work):
@@ -402,10 +571,10 @@ def test_a_damaged_run_is_a_sentence(folder, damage):
 
 
 def test_an_unexpected_error_is_shown_with_its_details_folded(panel, monkeypatch):
-    def fail(run, step, **options):
+    def fail(child, request, tell):
         raise ZeroDivisionError("<script>alert(1)</script>")
 
-    monkeypatch.setattr(Run, "replay", fail)
+    monkeypatch.setattr(Child, "ask", fail)
     press(panel)
     assert isinstance(panel.last_error, ZeroDivisionError) and "<script" not in panel.error.value
     visible, _, folded = panel.error.value.partition("<details>")

@@ -151,21 +151,53 @@ def require(frame: pd.DataFrame, *names: str) -> None:
 
 def png(figure: Figure) -> bytes:
     """The figure as a PNG file. The same figure gives the same bytes: no date and no version is written into it."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # not savefig: it would obey the user's rcParams, such as savefig.bbox, and so change the size
+    return _encoded(np.asarray(canvas.buffer_rgba())[:, :, :3])
+
+
+def _encoded(pixels: np.ndarray, most: int | None = None) -> bytes:
+    """Pixels (height, width, 3) uint8 as a PNG file: with a palette where 256 colours do, which is a third as large and
+    made in half the time. Lines and text on white have some 70 colours, told apart by four bits a channel.
+
+    Args:
+        most: colours for pixels that have more; None: all that they have.
+    """
     buffer = io.BytesIO()
-    # Not savefig: it would obey the user's rcParams, such as savefig.bbox, and so change the size.
-    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
+    high = (pixels >> 4).astype(np.uint16)
+    codes = (high[:, :, 0] << 8) | (high[:, :, 1] << 4) | high[:, :, 2]
+    used = np.flatnonzero(np.bincount(codes.ravel(), minlength=4096))
+    if len(used) > 256:
+        picture = Image.fromarray(np.ascontiguousarray(pixels))
+        (picture if most is None else picture.quantize(most, dither=Image.Dither.NONE)).save(buffer, "png")
+        return buffer.getvalue()
+    places = np.zeros(4096, dtype=np.uint8)
+    places[used] = np.arange(len(used))
+    image = Image.fromarray(places[codes])
+    image.putpalette(_COLOURS[used].tobytes())
+    image.save(buffer, "png")
     return buffer.getvalue()
+
+
+def _colours() -> np.ndarray:
+    """What stands for each of the 4096 colours of four bits a channel, (4096, 3): our own colours exactly."""
+    steps = 17 * np.arange(16, dtype=np.uint8)
+    table = np.stack(np.meshgrid(steps, steps, steps, indexing="ij"), axis=-1).reshape(4096, 3)
+    for name in (BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, INK, FAINT, BAND, "#FFFFFF"):
+        red, green, blue = (int(name[start : start + 2], 16) for start in (1, 3, 5))
+        table[(red >> 4) << 8 | (green >> 4) << 4 | blue >> 4] = red, green, blue
+    return table
+
+
+_COLOURS = _colours()
 
 
 def stacked(figures: Sequence[Figure]) -> bytes:
-    """Figures of one width below each other, as one PNG file of at most 128 colours, a third as large as with all."""
+    """Figures of one width below each other, as one small PNG file."""
     canvases = [FigureCanvasAgg(figure) for figure in figures]
     for canvas in canvases:
         canvas.draw()
-    pixels = np.concatenate([np.asarray(canvas.buffer_rgba())[:, :, :3] for canvas in canvases])
-    buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).quantize(128, dither=Image.Dither.NONE).save(buffer, "png")
-    return buffer.getvalue()
+    return _encoded(np.concatenate([np.asarray(canvas.buffer_rgba())[:, :, :3] for canvas in canvases]), most=128)
 
 
 def img(figure: Figure, alt: str, width: int | None = None) -> str:

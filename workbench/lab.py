@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import os
-import shutil
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 from .errors import RunError
 from .share import shared
@@ -16,7 +21,8 @@ def open_lab(run: Path | None, folder: Path, options: Sequence[str]) -> None:
     """Copies the notebooks into `folder` (never over a person's edits) and becomes JupyterLab.
 
     Args:
-        run: a run to open the panel on; its path is handed to the notebook as WORKBENCH_RUN.
+        run: a run to open the panel on: a notebook of its own is made and shown. Other notebooks find its path in
+            WORKBENCH_RUN.
         folder: the working folder.
         options: further options for JupyterLab. It listens on loopback with its token unless they say otherwise.
 
@@ -29,9 +35,57 @@ def open_lab(run: Path | None, folder: Path, options: Sequence[str]) -> None:
         os.environ["WORKBENCH_RUN"] = str(run.resolve())
     folder.mkdir(parents=True, exist_ok=True)
     for notebook in sorted(shared("notebooks").glob("*.ipynb")):
-        if not (folder / notebook.name).exists():
-            shutil.copyfile(notebook, folder / notebook.name)
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder.resolve()}"]
-    command += ["--LabApp.default_url=/lab/tree/investigate.ipynb", *options]
+        with contextlib.suppress(FileExistsError), open(folder / notebook.name, "xb") as copy:  # and through no link
+            copy.write(notebook.read_bytes())
+    first = "investigate.ipynb" if run is None else _notebook_of(run.resolve(), folder)
+    # -P: not a module of that name in the working folder. Loopback, whatever a configuration file says.
+    command = [sys.executable, "-P", "-m", "jupyterlab", f"--ServerApp.root_dir={folder.resolve()}"]
+    if not any(option.partition("=")[0] in ("--ip", "--ServerApp.ip") for option in options):
+        command += ["--ServerApp.ip=127.0.0.1"]
+    command += [f"--LabApp.default_url=/lab/tree/{quote(first)}", *options]
     sys.stdout.flush()
     os.execv(sys.executable, command)
+
+
+def _notebook_of(run: Path, folder: Path) -> str:
+    """The name of a notebook in `folder` that opens this run: the one made before, edited or not, or a new one."""
+    stem = re.sub(r"[^\w.-]", "-", run.name).strip(".-") or "run"
+    path = repr(str(run))
+    for number in itertools.count(1):
+        name = f"{stem}.ipynb" if number == 1 else f"{stem}-{number}.ipynb"
+        try:
+            with open(folder / name, "xb") as file:  # never over a file, and through no link
+                file.write(_notebook(path).encode())
+            return name
+        except FileExistsError:
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # it is no notebook
+                if path in _code(json.loads((folder / name).read_bytes())):
+                    return name
+    raise AssertionError("numbers have no end")
+
+
+def _notebook(path: str) -> str:
+    told = (
+        "Run the cell below (Shift+Enter). Choose a spike or a step, and press **Find the cause**. "
+        "[investigate.ipynb](investigate.ipynb) explains what is seen."
+    )
+    code = f"import workbench as wb\n\npanel = wb.Panel(run={path})\npanel"
+    cells = [
+        {"cell_type": "markdown", "id": "told", "metadata": {}, "source": told},
+        {
+            "cell_type": "code",
+            "id": "panel",
+            "metadata": {},
+            "source": code,
+            "execution_count": None,
+            "outputs": [],
+        },
+    ]
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    return json.dumps({"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
+
+
+def _code(notebook: Any) -> str:
+    """What the cells of a notebook hold, as text."""
+    return "\n".join("".join(cell["source"]) for cell in notebook["cells"])

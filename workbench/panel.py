@@ -1,24 +1,28 @@
 """The panel: choose a run and a step, press a button, see what happened. What it is made of is put together here.
 
-A person chooses a run (`choosing`) and a step and view of it (`viewing`); slow work (`tasks`) has a thread of its own
-(`performing`), and its results are kept (`results`). MLX is not imported before the first piece of work.
+A person chooses a run (`choosing`) and a step and view of it (`viewing`); slow work (`tasks`) is done by another
+process (`work`), or here where it needs an object of this notebook (`doing`), and its results are kept (`results`).
 """
 
 from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import figures
+from . import figures, worker
 from .errors import ExperimentError, ReplayError, RunError
 from .interventions.changes import parse_change
 from .run import Run
 from .screen import tasks
 from .screen.boundary import Boundary
 from .screen.choosing import Chooser
-from .screen.controls import TIMELINE, Controls
+from .screen.controls import ENVIRONMENT, Controls
+from .screen.doing import Desk, Doer
+from .screen.here import Here
 from .screen.performing import Performer
 from .screen.results import Found, Results
 from .screen.tasks import Task
@@ -30,12 +34,15 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from .examination.diagnosis import Report
+    from .experiment import Experiment
     from .probes.neighbours import Context
     from .trace import Trace
     from .verdict import Verdict
 
 VARIABLE = "WORKBENCH_RUN"  # set by `workbench lab RUN`
 EXAMPLE = "demo-run"
+ONLY_HERE = "The experiment exists only in this notebook, so it is replayed here: Cancel waits for the end of a step."
 BUSY = "Work is being done already. Cancel it first, or wait for its end."
 
 
@@ -46,6 +53,8 @@ class Panel(Controls):
         folder: the folder that holds the runs.
         run: the name of a run in `folder`, or the path of a run's folder. Without one, none is chosen.
         factory: for runs of your own loop, the "module:function" that rebuilds them: your consent to import it.
+        experiment: instead of it, the experiment or a function that builds it, where it exists only in this notebook.
+            The work is then done in this process, in which a step can't be interrupted: Cancel waits for its end.
         example: with neither folder nor run given, open the small run that comes with the package.
 
     Where neither folder nor run is given, the run that `workbench lab RUN` named is opened.
@@ -64,19 +73,25 @@ class Panel(Controls):
         run: str | os.PathLike[str] | None = None,
         *,
         factory: str | None = None,
+        experiment: Experiment | Callable[[], Experiment] | None = None,
         example: bool = False,
     ) -> None:
         super().__init__()
-        self._factory = factory
-        self._results = Results()
+        self._here, results = Here(), Results()
         self._boundary = Boundary(self)
         self._performer = Performer(self, self._enable)
-        self._viewer = Viewer(self, self._boundary, self._results)
+        remark = "" if experiment is None else ONLY_HERE
+        self._viewer = Viewer(self, self._boundary, results, self._here, factory, remark)
+        desk = Desk(self, self._boundary, self._performer, self._viewer, results, self._here)
+        self._doer = Doer(desk, factory, experiment)
         self._chooser = Chooser(self, self._boundary, self._show_run)
         press = self._boundary.on_press
         press(self.replay_button, lambda: self._ask(tasks.REPLAY))
         press(self.cause_button, self._find_cause)
         press(self.measure_button, lambda: self._ask(tasks.CONTEXT))
+        press(self.doctor_button, lambda: self._examine(self._chosen_run()))
+        press(self.machine_button, lambda: self._examine(None))
+        self._boundary.on_change(self.view, self._look_around)
         press(self.cancel_button, self._performer.cancel)
         for place in range(len(self.try_buttons)):
             press(self.try_buttons[place], functools.partial(self._try_one, place))
@@ -89,8 +104,10 @@ class Panel(Controls):
     def __repr__(self) -> str:
         if self.opened is None:
             return f"Panel(folder={Path(self.folder.value).name!r}, no run chosen)"
-        done = ", replayed" if self.trace else ""
-        done += f", verdict={self.found.verdict.verdict!r}" if self.found.verdict else ""
+        # What the run's files hold from before is left out: a notebook that is run again would show something else.
+        own = {name for name, made in self.found.made.items() if made.file is None}
+        done = ", replayed" if "trace" in own else ""
+        done += f", verdict={self.found.verdict.verdict!r}" if self.found.verdict and "verdict" in own else ""
         return f"Panel(run={self.opened.name!r}, step={self.step.value}{done})"
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
@@ -126,13 +143,25 @@ class Panel(Controls):
 
     # ---- from Python
 
+    def examine(self, *, machine: bool = False) -> Report:
+        """What the doctor says of a step of the chosen run on this machine, or of the machine; shows it, returns it.
+
+        Raises:
+            WorkbenchError: no run is chosen, its step can't be rebuilt here, or other work is being done.
+        """
+        with self._shown_errors():
+            run = None if machine else self._chosen_run()
+            with self._alone("the doctor"):
+                return self._doer.examine(run)
+
     def replay(self, step: int, *, segment: int | None = None, **options: Any) -> Trace:
-        """Replays a step in the calling thread, shows it, and returns its trace.
+        """Replays a step in another process, shows it, and returns its trace.
 
         Args:
             step: counted from 1.
             segment: where the step stands in several segments that disagree.
-            options: further arguments of `Run.replay`, such as `experiment` or `other_environment`.
+            options: further arguments of `Run.replay`, such as `other_environment`. With `experiment`, which exists
+                only here, it is replayed in the calling thread.
 
         Raises:
             WorkbenchError: as `Run.replay`; also if no run is chosen, or other work is being done already.
@@ -164,20 +193,30 @@ class Panel(Controls):
     # ---- work
 
     def _do_now(self, task: Task, step: int, segment: int | None, options: dict[str, Any]) -> Any:
-        try:
+        with self._shown_errors():
             run = self._chosen_run()
             segment = run.plan(step, segment).segment  # says so if there is no such step
-            if not self._performer.begin():
-                raise ReplayError(f"step {step} was left alone: other work is being done; cancel it, or wait for it")
-            try:
+            with self._alone(f"step {step}"):
                 with self._boundary.lock:
                     self._viewer.go(step, segment)
-                return self._perform(task, run, step, segment, options)
-            finally:
-                self._performer.end()
+                return self._doer.perform(task, run, step, segment, options)
+
+    @contextmanager
+    def _shown_errors(self) -> Iterator[None]:
+        try:
+            yield
         except BaseException as error:
             self._boundary.fail(error)
             raise
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        if not self._performer.begin():
+            raise ReplayError(f"{what} was left alone: other work is being done; cancel it, or wait for it")
+        try:
+            yield
+        finally:
+            self._performer.end()
 
     def _find_cause(self) -> None:
         """Also measures the steps before, unless that is known: a verdict is read beside them."""
@@ -201,37 +240,38 @@ class Panel(Controls):
             raise ReplayError(f"step {step} stands in several segments that differ; choose one in the field Segment")
         segment = run.plan(step, None if look is None else look.segment).segment
         options["other_environment"] = self.anyway.value
+
+        def work() -> None:
+            for task in asked:
+                self._doer.perform(task, run, step, segment, options)
+
+        self._in_background(work)
+
+    def _in_background(self, work: Callable[[], object]) -> None:
+        """Has the worker's thread do it, unless something else is being done. An exception in it is shown."""
         if not self._performer.begin():
             self._performer.say(BUSY)
             return
         self._boundary.clear()
 
-        def work() -> None:
+        def guarded() -> None:
             try:
-                for task in asked:
-                    self._perform(task, run, step, segment, options)
-            except Exception as error:  # as in `Boundary.guard`
+                work()
+            except BaseException as error:  # as in `Boundary.guard`; of a user's code even SystemExit
                 self._boundary.fail(error)
 
-        self._performer.submit(work)
+        self._performer.submit(guarded)
 
-    def _perform(self, task: Task, run: Run, step: int, segment: int, options: dict[str, Any]) -> Any:
-        """Does it, keeps the result, and shows it to a person who is still at that step."""
-        title, options = f"Step {step:,}", {"factory": self._factory} | options
-        result, seconds = self._performer.perform(
-            title, lambda progress: getattr(run, task.method)(step, segment=segment, progress=progress, **options)
-        )
-        with self._boundary.lock:
-            task.keep(self._results.change((run.manifest.run, step, segment)), result)
-            here = self._viewer.shows(run.path, step)
-            if here:
-                if self.view.value == TIMELINE or task is tasks.AUTOPSY:
-                    self._viewer.turn_to(task.view)
-                self._viewer.show(segment)
-        where = "" if here else f" of {run.name}"
-        then = "" if here else " Go to that step to see it."
-        self._performer.say(f"{title}{where} {task.done} in {seconds:.1f} s.{then}")
-        return result
+    def _look_around(self) -> None:
+        """On first sight of Environment: which machine is this? Asking takes a second and computes nothing."""
+        run = self.opened
+        if self.view.value != ENVIRONMENT or run is None or run.unverifiable():
+            return
+        if self._here.environment(run) is None and not worker.alone.locked():  # else the work will say so
+            self._in_background(functools.partial(self._doer.look_around, run))
+
+    def _examine(self, run: Run | None) -> None:
+        self._in_background(lambda: self._doer.examine(run))
 
     def _show_run(self, step: int | None) -> None:
         if not self._performer.running:
@@ -242,10 +282,11 @@ class Panel(Controls):
     def _enable(self) -> None:
         opened = self._chooser.opened
         idle = not self._performer.running and opened is not None and len(opened) > 0
-        for button in (self.replay_button, self.cause_button, self.measure_button):
+        for button in (self.replay_button, self.cause_button, self.measure_button, self.doctor_button):
             button.disabled = not idle
         for button in (*self.try_buttons, self.try_all, self.try_button):
             button.disabled = not idle
+        self.machine_button.disabled = self._performer.running
         self.cancel_button.disabled = not self._performer.running
 
     def _chosen_run(self) -> Run:

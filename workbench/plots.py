@@ -13,12 +13,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from .errors import WorkbenchError
 from .figures import (
     BAND,
     BLUE,
     BOTTOM_EDGE,
+    FAINT,
     INK,
     ON_WHITE,
     ORANGE,
@@ -86,21 +88,30 @@ def layer_norms(
     foot = 0.35 + 0.05 * max((len(labels[tick]) for tick in ticks), default=0)  # inches that the slanted names need
     height = 0.75 + 1.5 * len(kinds) + foot
     figure = blank(height)
-    panels = figure.subplots(len(kinds), 1, sharex=True, squeeze=False)[:, 0]
+    panels = figure.subplots(len(kinds), 1, squeeze=False)[:, 0]
     figure.subplots_adjust(left=0.11, right=0.98, bottom=foot / height, hspace=0.12)
     position = {name: index for index, name in enumerate(names)}
     for axes, kind in zip(panels, kinds, strict=True):
+        # A tick is slow to make and to draw; shared axes would make every one of them in every panel.
+        axes.xaxis.set_major_locator(NullLocator())
+        axes.set_xlim(-0.7, max(len(names), 1) - 0.3)
         dress(axes, f"{KIND_NAMES.get(kind, kind)}\nL2 norm")
+        _upright_lines(axes, ticks)
         rows = layers[layers["kind"] == kind]
         near = None if neighbours is None else neighbours[neighbours["kind"] == kind]
         _norm_panel(axes, rows, near, position)
     panels[-1].set_xticks(
         list(ticks), [labels[tick] for tick in ticks], rotation=45, ha="right", rotation_mode="anchor"
     )
-    panels[-1].set_xlim(-0.7, max(len(names), 1) - 0.3)
     add_legend(figure, panels)
     add_title(figure, f"Layers at step {step:,}")
     return figure
+
+
+def _upright_lines(axes: Axes, at: Sequence[int]) -> None:
+    """The grid's, all in one."""
+    x, y = np.repeat(np.asarray(at, dtype=float), 3), np.tile([0.0, 1.0, np.nan], len(at))
+    axes.plot(x, y, transform=axes.get_xaxis_transform(), color=FAINT, lw=0.6, zorder=0.5, label="_grid")
 
 
 def _norm_panel(axes: Axes, rows: pd.DataFrame, near: pd.DataFrame | None, position: dict[str, int]) -> None:

@@ -1,4 +1,5 @@
-"""One thread for replays in the background, for as long as the process lives.
+"""One thread for work in the background, for as long as the process lives: it waits for the process that does the work
+(`work`), or does it where an object is needed that exists only here.
 
 MLX gives every thread streams of its own and frees them late: a thread a replay leaks one each, and a thread that ends
 while the process does can bring it down (measured with mlx 0.32.4). So one daemon thread serves all, and a process that
@@ -16,6 +17,7 @@ from typing import Any
 
 alone = threading.Lock()  # held during a replay, in whatever thread: two at a time would only slow each other down
 leaving = threading.Event()  # the process ends: long work should too
+endings: list[Callable[[], None]] = []  # what ends long work at once, where something can
 PATIENCE = 10.0  # seconds that an ending process waits for it
 
 _jobs: queue.SimpleQueue[tuple[Future[None], Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
@@ -48,5 +50,7 @@ def _serve() -> None:
 
 def _leave() -> None:
     leaving.set()
+    for end in endings:
+        end()
     if alone.acquire(timeout=PATIENCE):
         alone.release()

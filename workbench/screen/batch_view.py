@@ -26,7 +26,7 @@ _STYLE = "".join(
 )
 _STYLE += ".wb-tokens i{font-style:normal}.wb-tokens i.nan{outline:2px solid currentColor;outline-offset:-2px}"
 _STYLE += ".wb-tokens .off{opacity:.45;text-decoration:line-through}"
-_STYLE += ".wb-tokens b{font-weight:400;opacity:.8;white-space:nowrap}"
+_STYLE += ".wb-tokens b{font-weight:400;opacity:.9;white-space:nowrap}"
 _ESCAPE = re.compile(r"\\(?:[ntr]|x[0-9a-f]{2})|⟨U\+[0-9A-F]+⟩")
 
 
@@ -53,13 +53,16 @@ class Character(NamedTuple):
         return self.shown != self.text or _ESCAPE.fullmatch(self.text) is not None
 
 
-def batch(rows: pd.DataFrame, tokens: pd.DataFrame | None, vocabulary: int | None = None) -> str:
+def batch(
+    rows: pd.DataFrame, tokens: pd.DataFrame | None, vocabulary: int | None = None, *, button: bool = True
+) -> str:
     """The rows, the costliest first, and their text.
 
     Args:
         rows: as `batch_table`.
         tokens: as `token_table`; None where the batch is not one of tokens.
         vocabulary: of the model, for the loss of an even guess; None: unknown.
+        button: whether the plain text has a button that copies it, for pages that let it work.
     """
     losses, places = "loss" in rows, bool(rows["source"].notna().any())
     head = [
@@ -92,7 +95,7 @@ def batch(rows: pd.DataFrame, tokens: pd.DataFrame | None, vocabulary: int | Non
         + f'<div class="wb-tokens">{table(head, "".join(lines), height=36)}</div>'
         + (paragraph(shown) if shown else "")
         + small(_remark(tokens))
-        + _plain_text(rows, texts)
+        + _plain_text(rows, texts, button)
     )
 
 
@@ -182,7 +185,7 @@ def _remark(tokens: pd.DataFrame | None) -> str:
     return f"Struck out: targets that the loss does not count, in {count(len(rows), 'row')}."
 
 
-def _plain_text(rows: pd.DataFrame, texts: dict[int, list[Character]]) -> str:
+def _plain_text(rows: pd.DataFrame, texts: dict[int, list[Character]], button: bool) -> str:
     """The rows as text to select or copy, folded away."""
     lines = []
     for row in rows.head(len(texts)).itertuples():
@@ -195,4 +198,4 @@ def _plain_text(rows: pd.DataFrame, texts: dict[int, list[Character]]) -> str:
         lines += [", ".join(facts), "".join(one.text for one in texts[int(row.row)]), ""]
     style = f"white-space:pre-wrap;overflow-wrap:anywhere;max-height:20em;overflow:auto;margin:4px 0;{MONOSPACE}"
     text = f'<pre style="{style};color:inherit">{escaped(chr(10).join(lines).rstrip())}</pre>'
-    return f"<details><summary>As plain text, to copy</summary>{text}{copy_button()}</details>"
+    return f"<details><summary>As plain text, to copy</summary>{text}{copy_button() if button else ''}</details>"

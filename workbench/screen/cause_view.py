@@ -169,7 +169,7 @@ def experiments(frame: pd.DataFrame, step: int) -> str:
             cell_html(f"{escaped(row.worst)} <small>{number(row.worst_ratio, 2)}</small>" if row.worst else ""),
             _beside(row, "next_mean", beside),
             _beside(row, "next_max", beside),
-            cell(row.notes, left=True, wrap=True),
+            cell(row.notes, left=True, wrap=True, least="16em" if row.notes else "0"),
         ]
         lines.append(f"<tr>{''.join(cells)}</tr>")
     head = [

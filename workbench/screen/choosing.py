@@ -35,9 +35,9 @@ class Chooser:
         self._list(run)
 
     def _on_folder(self) -> None:
-        """The path of a run itself chooses that run."""
+        """The path of a run itself, or of a log, chooses that."""
         place = Path(self._controls.folder.value).expanduser()
-        if (place / manifests.NAME).exists():
+        if (place / manifests.NAME).exists() or place.is_file():
             self.start(place.parent, place.name)
         else:
             self._list(None)
@@ -58,6 +58,8 @@ class Chooser:
         self._close()
         self._offer([], "choose a run")
         names = run_names(folder)
+        if wanted is not None and wanted not in names and (folder / wanted).is_file():
+            names = [*names, wanted]  # a log of another program, that was named
         self._offer(names, "choose a run" if names else "no runs in this folder", wanted)
         if wanted in names:
             self._open(folder / wanted, step)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import ipywidgets as W
 
+from .views import BATCH as BATCH
+from .views import CAUSE as CAUSE
+from .views import ENVIRONMENT as ENVIRONMENT
+from .views import STEP as STEP
+from .views import TIMELINE as TIMELINE
+from .views import VIEWS as VIEWS
+
 UNCHOSEN = ""  # value of an option that asks for a choice: with None a drop-down would be blank
-TIMELINE, STEP, BATCH, CAUSE = VIEWS = ("Timeline", "Step", "Batch", "Cause")
 TRIED = 6  # experiments that have a button
 
 
@@ -19,10 +25,14 @@ class Controls(W.VBox):
         step_facts, estimate: of the step, and what a replay of it would cost.
         replay_button, cause_button, cancel_button, progress, anyway, status: slow work; `anyway` appears where this
             machine differs.
+        output: what the work printed.
         error: the red box.
         badges: how far the replay can be believed.
-        view: which of the views is seen: `timeline`; `layers`; `batch`; or the parts of Cause.
+        view: which of the views is seen: the parts of Timeline; `layers`; `batch`; the parts of Cause, or Environment.
+        timeline, zoom, zoom_near, zoom_all: the parts of Timeline; `zoom` holds the steps that are shown, as "90-110".
         verdict, onset, measure_button, experiments, try_buttons, try_all, change, try_button: the parts of Cause.
+        environment, doctor_button, machine_button, examination: the parts of Environment.
+        code: a line of Python that gives what the view shows.
         parts: the HTML widgets of each view.
     """
 
@@ -45,14 +55,27 @@ class Controls(W.VBox):
             description="Replay here anyway (informational)", indent=False, layout=W.Layout(width="auto")
         )
         self.facts, self.step_facts, self.estimate, self.status, self.error, self.badges = (W.HTML() for _ in range(6))
+        self.output, self.code = W.HTML(), W.HTML()
         self.view = W.ToggleButtons(
             description="View",
             options=VIEWS,
-            style={"description_width": "2.6em", "button_width": "7em"},
+            style={"description_width": "2.6em", "button_width": "8.4em"},
             layout=W.Layout(display="flex"),
         )
         self.timeline, self.layers, self.batch = (W.HTML() for _ in range(3))
+        self.zoom = W.Text(
+            description="Show steps",
+            placeholder="all, or such as 90-110",
+            continuous_update=False,
+            style={"description_width": "6em"},
+            layout=W.Layout(width="18em"),
+        )
+        self.zoom_near = _button("Near the step", "9em")
+        self.zoom_all = _button("All", "5em")
         self.verdict, self.onset, self.experiments = (W.HTML() for _ in range(3))
+        self.environment, self.examination = W.HTML(), W.HTML()
+        self.doctor_button = _button("Examine the step", "14.5em", icon="stethoscope")
+        self.machine_button = _button("Examine the machine", "16.5em", icon="microchip")
         self.measure_button = _button("Measure the steps before", "16em", icon="th")
         self.try_buttons = [_button("", "auto") for _ in range(TRIED)]
         self.try_all = _button("Try all", "6em")
@@ -65,7 +88,9 @@ class Controls(W.VBox):
         self.try_button = _button("Try", "6em")
         self.parts = {TIMELINE: [self.timeline], STEP: [self.layers], BATCH: [self.batch]}
         self.parts[CAUSE] = [self.verdict, self.onset, self.experiments]
-        self._views = {TIMELINE: self.timeline, STEP: self.layers, BATCH: self.batch, CAUSE: self._cause()}
+        self.parts[ENVIRONMENT] = [self.environment, self.examination]
+        self._views = {TIMELINE: self._timeline(), STEP: self.layers, BATCH: self.batch, CAUSE: self._cause()}
+        self._views[ENVIRONMENT] = self._environment()
         self._name_widgets()
         show(self.segment, False)
         show(self.anyway, False)
@@ -85,6 +110,12 @@ class Controls(W.VBox):
         for button in self.try_buttons:
             button.add_class("wb-try-one")
 
+    def _timeline(self) -> W.VBox:
+        return W.VBox([self.timeline, W.HBox([self.zoom, self.zoom_near, self.zoom_all])])
+
+    def _environment(self) -> W.VBox:
+        return W.VBox([self.environment, self.examination, W.HBox([self.doctor_button, self.machine_button])])
+
     def _cause(self) -> W.VBox:
         wrapping = W.Layout(flex_flow="row wrap", align_items="center")
         trying = W.HBox([*self.try_buttons, self.try_all], layout=wrapping)
@@ -97,14 +128,24 @@ class Controls(W.VBox):
         right = [choose, self.segment, self.step_facts, self.estimate, buttons, self.anyway, self.status]
         both = [self.spikes, W.VBox(right, layout=_flexible())]
         return [
+            W.HTML(_LISTS_HAVE_KEYS),
             W.HBox([self.folder, self.run, self.refresh]),
             self.facts,
             W.HBox(both, layout=W.Layout(align_items="flex-start")),
             self.error,
+            self.output,
             self.badges,
             self.view,
             *self._views.values(),
+            self.code,
         ]
+
+
+# JupyterLab takes the arrow keys and letters of a list for its own shortcuts, unless the list says otherwise.
+_LISTS_HAVE_KEYS = (
+    '<img alt="" src="data:," style="display:none" onerror="this.closest(\'.wb-panel\').addEventListener(\'focusin\','
+    "function(event){if(event.target.tagName==='SELECT')event.target.setAttribute('data-lm-suppress-shortcuts','')})\">"
+)
 
 
 def _button(text: str, width: str, **more: object) -> W.Button:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -13,13 +14,18 @@ from ..errors import DataError, ReplayError, WorkbenchError
 from ..figures import picture
 from ..interventions.changes import parse_change
 from ..probes.neighbours import BEFORE
-from . import batch_view, cause_view, layer_view, views
+from ..run import TRACES
+from . import batch_view, cause_view, departure, environment_view, layer_view, views
+from .code_view import Code
 from .heatmap import onset_map
 from .markup import heading, paragraph, small
+from .norm_chart import norm_chart
 from .opened import Opened
 from .tokens import token_table
+from .views import BATCH, CAUSE, ENVIRONMENT, STEP, TIMELINE
 
 if TYPE_CHECKING:
+    from .here import Here
     from .results import Found
 
 USUAL_STEPS = 50  # whose median gradient norm is a limit to try for clipping
@@ -31,11 +37,12 @@ class Look:
     Attributes:
         opened, step, segment: what is looked at.
         found: traces and the like; empty for a step of which nothing was computed.
+        here: what is known of this machine.
     """
 
-    def __init__(self, opened: Opened, step: int, segment: int, found: Found) -> None:
+    def __init__(self, opened: Opened, step: int, segment: int, found: Found, here: Here) -> None:
         self.opened, self.run = opened, opened.run
-        self.step, self.segment, self.found = step, segment, found
+        self.step, self.segment, self.found, self.here = step, segment, found, here
 
     # ---- in a few words
 
@@ -50,7 +57,11 @@ class Look:
             return paragraph(f"No replay: {error}.")
 
     def badges(self) -> str:
-        return "" if self.found.trace is None else views.badges(self.found.trace)
+        notes = small(" ".join(_sentence(note) for note in self.found.notices))
+        if self.found.trace is None:
+            return notes
+        origin = self.found.origin("trace", "replayed")
+        return views.badges(self.found.trace, f"{origin} Press Replay to compute it again." if origin else "") + notes
 
     # ---- views
 
@@ -60,11 +71,23 @@ class Look:
             return paragraph("No per-layer norms are recorded at this step.")
         source = "from the telemetry" if self.found.trace is None else "replayed"
         alt = f"Norms of each layer at step {self.step}, {source}, and the range of the steps nearby"
-        drawn = picture(self._draw_layers(layers, nearby), alt)
-        return drawn + layer_view.layer_table(layers, nearby, self.step, self.found.trace)
+        drawn = norm_chart(layers, nearby, step=self.step, alt=alt)
+        table = layer_view.layer_table(layers, nearby, self.step, self.found.trace)
+        return heading(f"Layers at step {self.step:,}") + paragraph(self.first_departure()) + drawn + table
+
+    def first_departure(self) -> str:
+        """Which layer left its usual range first, in a sentence."""
+        layers, context = self.run.manifest.layers, self.found.context
+        if context is not None:
+            return departure.sentence(context.frame, layers, self.step, "replay")
+        flagged = self.opened.flagged(self.step - BEFORE, self.step - 1)
+        scores = departure.logged_scores(self.run, self.step, self.segment, flagged)
+        return departure.sentence(scores, layers, self.step, "telemetry")
 
     def batch(self) -> str:
         title, trace = heading(f"Batch of step {self.step:,}"), self.found.trace
+        if (only := self.run.unverifiable()) is not None:
+            return title + paragraph(f"{only}.")
         try:
             rows = batch_table(self.run, self.step, trace, segment=self.segment)
         except WorkbenchError as error:
@@ -77,16 +100,21 @@ class Look:
         return title + batch_view.batch(rows, tokens, vocabulary)
 
     def verdict(self) -> str:
+        if (only := self.run.unverifiable()) is not None:
+            return paragraph(f"{only}.")
         if self.found.verdict is None:
             return paragraph(
                 f"“Find the cause” replays step {self.step:,} and the steps before it, performs experiments on it, and "
                 "says what made the loss spike, with the evidence."
             )
-        return cause_view.verdict_card(self.found.verdict, button=True)
+        origin = views.kept(self.found.origin("verdict", "examined"))
+        return origin + cause_view.verdict_card(self.found.verdict, button=True)
 
     def onset(self) -> str:
         context = self.found.context
         title = heading("Where it began")
+        if self.run.unverifiable() is not None:
+            return ""
         if context is None:
             steps = f"steps {max(1, self.step - BEFORE):,} to {self.step:,}"
             return title + paragraph(f"A map of every layer's norms at {steps}, replayed in one roll-forward.")
@@ -99,10 +127,47 @@ class Look:
 
     def experiments(self) -> str:
         title, made = heading("Experiments"), self.found.experiments
+        if self.run.unverifiable() is not None:
+            return ""
         if made is None:
             text = "Press a change to see what the step, and the steps after it, would have done with it."
             return title + paragraph(cause_view.LABEL.format(step=self.step), text)
-        return title + cause_view.experiments(made, self.step)
+        origin = views.kept(self.found.origin("experiments", "the last of them was made"))
+        return title + origin + cause_view.experiments(made, self.step)
+
+    def environment(self) -> str:
+        """What recorded the step against what is known of this machine."""
+        if (only := self.run.unverifiable()) is not None:
+            return paragraph(f"{only}.")
+        segment = self.run.manifest.lineage(self.segment, self.step)
+        recorded = self.run.manifest.segments[segment].environment
+        alike = [one.segment for one in self.run.manifest.segments if one.environment == recorded]
+        several = alike if len(self.run.manifest.segments) > 1 else []
+        return environment_view.environment(recorded, self.here.environment(self.run), several)
+
+    def examination(self) -> str:
+        """What the doctor said last."""
+        if self.here.report is None:
+            return environment_view.examination(None)
+        report, when = self.here.report
+        return environment_view.examination(report, time.strftime(" Examined at %H:%M:%S.", time.localtime(when)))
+
+    def code(self, view: str, factory: str | None = None) -> str:
+        """Python that gives what a view shows."""
+        trace, verdict = self.found.trace, self.found.verdict
+        own = trace is not None and trace.path is not None and trace.path.parent == self.run.path / TRACES
+        segment = self.segment if len(self.run.telemetry.segments_with(self.step)) > 1 else None
+        code = Code(self.run.path, self.step, segment, factory, own, verdict is not None)
+        made = self.found.experiments
+        changes = [] if made is None else made["change"].iloc[1:].tolist()
+        lines = {
+            TIMELINE: code.timeline,
+            STEP: lambda: code.step(trace is not None),
+            BATCH: lambda: code.batch(trace is not None),
+            CAUSE: lambda: code.cause([] if verdict is not None else changes),
+            ENVIRONMENT: code.environment,
+        }
+        return lines[view]()
 
     # ---- what else is asked for
 

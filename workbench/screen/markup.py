@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from ..errors import WorkbenchError
+from ..work.work_error import WorkError
 
 LINES = "line-height:1.45;overflow-wrap:anywhere"
 # Width 0 that grows to all there is: a wide table then scrolls by itself and does not widen the panel.
@@ -62,8 +63,10 @@ def alert(error: BaseException, hint: str = "") -> str:
     """The red box. An error that a person can act on is its sentence; of any other the details are folded away."""
     text, details = escaped(error), ""
     if not isinstance(error, WorkbenchError):
-        trace = escaped("".join(traceback.format_exception(error)))
-        text = f"<b>{escaped(type(error).__name__)}</b>: {text}"
+        name, trace = type(error).__name__, "".join(traceback.format_exception(error))
+        if isinstance(error, WorkError):  # it was raised in another process
+            name, trace = error.name, error.details
+        text, trace = f"<b>{escaped(name)}</b>: {text}", escaped(trace)
         details = f'<details><summary>details</summary><pre style="white-space:pre-wrap">{trace}</pre></details>'
     more = f"<br>{escaped(hint)}" if hint else ""
     style = f"border-left:4px solid #D55E00;background:rgba(213,94,0,.13);padding:6px 10px;{LINES}"
@@ -72,16 +75,21 @@ def alert(error: BaseException, hint: str = "") -> str:
 
 # ---- tables
 
-LEFT = ("layer", "item", "verdict", "detail", "share of the loss", "source", "text", "change", "notes")  # no numbers
+# Titles of columns that hold no numbers.
+LEFT = (
+    *("layer", "item", "verdict", "detail", "share of the loss", "source", "text", "change", "notes"),
+    *("recorded", "here", "alike"),
+)
 CELL = "padding:3px 6px"
 
 
-def cell(value: Any, left: bool = False, wrap: bool = False) -> str:
-    return cell_html(escaped(value), left, wrap)
+def cell(value: Any, left: bool = False, wrap: bool = False, least: str = "0") -> str:
+    return cell_html(escaped(value), left, wrap, least)
 
 
-def cell_html(value: str, left: bool = False, wrap: bool = False) -> str:
-    lines = "overflow-wrap:anywhere;max-width:none" if wrap else "white-space:nowrap"
+def cell_html(value: str, left: bool = False, wrap: bool = False, least: str = "0") -> str:
+    """A cell of a table. `least`: its width, where it wraps beside cells that do not."""
+    lines = f"overflow-wrap:anywhere;max-width:none;min-width:{least}" if wrap else "white-space:nowrap"
     return f'<td style="text-align:{"left" if left else "right"};{lines};{CELL}">{value}</td>'
 
 
@@ -109,6 +117,11 @@ def bar(share: Any, widest: float, bold: bool = False) -> str:
     return f'<td style="min-width:8em;text-align:left;{CELL};{style}{weight}">{100 * share:.1f} %</td>'
 
 
+def alike(same: bool) -> str:
+    """A cell that says whether two things are the same."""
+    return cell_html("✓ same" if same else '<b style="color:var(--wb-bad,#D55E00)">≠ differs</b>', left=True)
+
+
 # ---- to take away
 
 # Selects what stands before the button and copies it: where the clipboard is denied, Ctrl+C then does.
@@ -126,6 +139,21 @@ def copied(text: str, button: bool = True) -> str:
         '<div style="display:flex;align-items:center;gap:8px;margin:4px 0">'
         f'<code style="{code}">{escaped(text)}</code>{copy_button() if button else ""}</div>'
     )
+
+
+def code_line(text: str) -> str:
+    """Python that gives the same data, folded away."""
+    fold = '<summary style="cursor:pointer">Show the code</summary>'
+    return f'<details class="wb-code-line" style="margin-top:8px">{fold}{copied(text)}</details>' if text else ""
+
+
+def printed(text: str) -> str:
+    """What slow work printed, folded away."""
+    if not text.strip():
+        return ""
+    style = f"white-space:pre-wrap;overflow-wrap:anywhere;max-height:16em;overflow:auto;margin:4px 0;{MONOSPACE}"
+    inner = f'<pre style="{style};color:inherit">{escaped(text.strip())}</pre>'
+    return f"<details><summary>What the work printed</summary>{inner}</details>"
 
 
 def copy_button() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ..errors import ReplayError
+from ..foreign.logged_run import LoggedRun, LoggedTelemetry
+from ..manifest import NAME
 from ..run import Run
 from ..telemetry import Telemetry
 from . import timeline_figure, views
 from .timeline_view import Timeline
 
 LISTED = 500  # spikes
+KEPT_TIMELINES = 8
 
 
 class _Snapshot(Run):
@@ -26,8 +28,16 @@ class _Snapshot(Run):
         return super().telemetry if self._telemetry is None else self._telemetry[1]
 
 
+class _LoggedSnapshot(LoggedRun):
+    """The same of a log of another program."""
+
+    @property
+    def telemetry(self) -> LoggedTelemetry:  # type: ignore[override]
+        return super().telemetry if self._read is None else self._read[1]
+
+
 class Opened:
-    """A run's folder, read once.
+    """A run's folder, or a log of another program, read once.
 
     Attributes:
         run: does not see what is recorded from now on.
@@ -40,10 +50,11 @@ class Opened:
     """
 
     def __init__(self, path: Path) -> None:
-        self.run: Run = _Snapshot(path)
+        self.run: Run = _Snapshot(path) if (path / NAME).exists() or not path.exists() else _LoggedSnapshot(path)
         self.steps, self.spikes = self.run.steps, self.run.spikes()
         self.first, self.last = (int(self.steps["step"].min()), int(self.steps["step"].max())) if len(self) else (0, 0)
         self.spike_options = self._spike_options()
+        self._timelines: dict[tuple[int, int] | None, Timeline] = {}
 
     def __len__(self) -> int:
         """Lines of telemetry that are steps."""
@@ -53,15 +64,25 @@ class Opened:
     def facts(self) -> str:
         return views.run_facts(self.run, self.steps, self.spikes)
 
-    @cached_property
-    def timeline(self) -> Timeline:
-        name, last = self.run.name, self.run.last_step
-        alt = f"Loss, gradient norm and learning rate of {name} over {last} steps, with its spikes marked"
-        return Timeline(self.draw(None), alt)
+    def timeline(self, shown: tuple[int, int] | None = None) -> Timeline:
+        """Of all steps, or of a range of them; the last few are kept."""
+        if shown not in self._timelines:
+            while len(self._timelines) >= KEPT_TIMELINES:
+                self._timelines.pop(next(other for other in self._timelines if other is not None))
+            first, last = shown or (self.first, self.last)
+            alt = f"Loss, gradient norm and learning rate of {self.run.name}, steps {first:,} to {last:,}, with its "
+            alt += "spikes and checkpoints marked"
+            self._timelines[shown] = Timeline(self.draw(None, shown), alt, first, last)
+        return self._timelines[shown]
 
-    def draw(self, step: int | None) -> Figure:
-        saved = [number for number, _ in self.run.checkpoints]
-        return timeline_figure.timeline(self.steps, self.spikes, step=step, checkpoints=saved, title=self.run.name)
+    def draw(self, step: int | None, shown: tuple[int, int] | None = None) -> Figure:
+        steps, spikes, saved = self.steps, self.spikes, [number for number, _ in self.run.checkpoints]
+        title = self.run.name
+        if shown is not None:
+            steps, spikes = (frame[frame["step"].between(*shown)] for frame in (steps, spikes))
+            saved = [number for number in saved if shown[0] <= number <= shown[1]]
+            title += f", steps {shown[0]:,} to {shown[1]:,} of {self.last:,}"
+        return timeline_figure.timeline(steps, spikes, step=step, checkpoints=saved, title=title)
 
     def where_to_begin(self, step: int | None) -> tuple[int, int | None]:
         """A step and its segment: the given one if the run has it, else the last spike, else the last step."""
@@ -80,6 +101,10 @@ class Opened:
     def row(self, step: int, segment: int) -> pd.Series:
         """Of `steps`."""
         return self.steps[(self.steps["step"] == step) & (self.steps["segment"] == segment)].iloc[0]
+
+    def flagged(self, first: int, last: int) -> list[int]:
+        """Steps of a range that a rule of spike detection names."""
+        return self.spikes.loc[self.spikes["step"].between(first, last), "step"].unique().tolist()
 
     def explanations(self, step: int, segment: int) -> list[str]:
         """Why a step is a spike; nothing if it is none."""

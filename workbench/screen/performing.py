@@ -1,23 +1,30 @@
 """Slow work for a panel: one piece at a time, with progress and Cancel. Knows widgets, and nothing of what the work is.
 
-All of it, from loading to the last number, is done in one thread, because MLX's arrays don't cross threads; what comes
-back holds numbers only.
+Work in another process is ended at once by Cancel. Work in this one, which needs an object that exists only here, goes
+on to the end of a pass, for a step can't be interrupted within a thread; all of it is done in one thread, because MLX's
+arrays don't cross threads.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .. import worker
 from ..errors import ReplayError
+from ..run import duration
+from ..work import child
 from .controls import Controls
-from .markup import paragraph
+from .markup import paragraph, printed
 
 TOLD_EACH = 0.1  # seconds between two messages of progress
+GUESSED_AFTER = 0.5  # seconds of work from which the rest is estimated
 
 Result = TypeVar("Result")
 Progress = Callable[[int, int, str], None]
@@ -31,7 +38,7 @@ class Performer:
     """Performs work for one panel, and shows how far it is.
 
     Args:
-        controls: whose `progress` and `status` are used.
+        controls: whose `progress`, `status` and `output` are used.
         changed: called after work has begun, and after it has ended.
 
     Attributes:
@@ -42,7 +49,8 @@ class Performer:
         self.running = False
         self._controls, self._changed = controls, changed
         self._cancel = threading.Event()
-        self._told = 0.0
+        self._told, self._local = 0.0, False
+        self._first: tuple[int, int, float] | None = None  # done, total, when: where the present stretch began
         self._work: Future[None] | None = None
 
     def begin(self) -> bool:
@@ -74,17 +82,23 @@ class Performer:
         if self._work is not None:
             self._work.result(timeout)
 
-    def perform(self, title: str, work: Callable[[Progress], Result]) -> tuple[Result, float]:
-        """Does it, in the calling thread; returns the result and the seconds that it took.
+    def perform(self, title: str, work: Callable[[Progress], Result], *, local: bool = False) -> tuple[Result, float]:
+        """Does it; returns the result and the seconds that it took.
+
+        Args:
+            work: asks the other process, or with `local` does it in the calling thread.
 
         Raises:
-            Cancelled: by `cancel`, or because the process ends.
+            Cancelled: by `cancel`, or because this process ends.
         """
         began, controls = time.monotonic(), self._controls
+        self._local, self._first, self._told = local, None, 0.0
         controls.progress.value, controls.progress.bar_style = 0, "info"
+        controls.output.value = ""
         self.say(f"{title}: starting …")
         try:
-            result = work(self.progress)
+            self._refuse_cancelled()
+            result = self._here(work) if local else self._there(work)
         except BaseException as error:
             cancelled = isinstance(error, Cancelled | KeyboardInterrupt)
             controls.progress.bar_style = "warning"
@@ -93,21 +107,88 @@ class Performer:
         controls.progress.value, controls.progress.bar_style = controls.progress.max, "success"
         return result, time.monotonic() - began
 
-    def progress(self, done: int, total: int, what: str) -> None:
-        """What the work calls as it goes on."""
+    def _there(self, work: Callable[[Progress], Result]) -> Result:
+        other = child.present()
+        try:
+            return work(self.progress)
+        except child.Ended:
+            self._refuse_cancelled()
+            raise
+        finally:
+            self._controls.output.value = printed(other.said())
+
+    def _here(self, work: Callable[[Progress], Result]) -> Result:
+        if threading.current_thread() is threading.main_thread():
+            return work(self.progress)  # what it prints belongs to the cell
+        with _heard() as said:
+            try:
+                return work(self.progress)
+            finally:
+                self._controls.output.value = printed(said.getvalue())
+
+    def _refuse_cancelled(self) -> None:
         if self._cancel.is_set() or worker.leaving.is_set():
             raise Cancelled("the work was cancelled; nothing was changed")
+
+    def progress(self, done: int, total: int, what: str) -> None:
+        """What the work calls as it goes on."""
+        self._refuse_cancelled()
         now = time.monotonic()
+        if self._first is None or total != self._first[1] or done < self._first[0]:
+            self._first = done, total, now
         if now - self._told >= TOLD_EACH or done >= total:
             self._told = now
             self._controls.progress.max, self._controls.progress.value = max(total, 1), done
-            self.say(f"{what[:1].upper()}{what[1:]} ({done} of {total} done)")
+            self.say(f"{what[:1].upper()}{what[1:]} ({done} of {total} done{self._left(done, now)})")
+
+    def _left(self, done: int, now: float) -> str:
+        """How long the rest will take, as the part that is done did."""
+        assert self._first is not None
+        start, total, since = self._first
+        if done <= start or done >= total or now - since < GUESSED_AFTER:
+            return ""
+        return f", about {duration((now - since) / (done - start) * (total - done))} left"
 
     def cancel(self) -> None:
-        """Asks the work to stop. It does before its next pass."""
-        if self.running:
-            self._cancel.set()
-            self.say("Cancelling, once the present pass has ended …")
+        """Ends the work: at once where another process does it, else before its next pass."""
+        if not self.running:
+            return
+        self._cancel.set()
+        if self._local:
+            self.say("Cancelling, once the present pass has ended: this experiment exists only in the notebook …")
+        else:
+            self.say("Cancelling …")
+            child.end()
 
     def say(self, text: str) -> None:
         self._controls.status.value = paragraph(text)
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[io.StringIO]:
+    """Keeps what this thread prints from landing in some cell; that of other threads goes where it always does."""
+    said, thread = io.StringIO(), threading.get_ident()
+    before = sys.stdout, sys.stderr
+    ears = tuple(_Ear(stream, said, thread) for stream in before)
+    sys.stdout, sys.stderr = ears
+    try:
+        yield said
+    finally:
+        if sys.stdout is ears[0]:
+            sys.stdout = before[0]
+        if sys.stderr is ears[1]:
+            sys.stderr = before[1]
+
+
+class _Ear:
+    """A stream that hears one thread, and lets all others through."""
+
+    def __init__(self, stream: Any, said: io.StringIO, thread: int) -> None:
+        self._stream, self._said, self._thread = stream, said, thread
+
+    def write(self, text: str) -> int:
+        own = threading.get_ident() == self._thread
+        return (self._said if own else self._stream).write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -16,7 +18,39 @@ if TYPE_CHECKING:
 
 KEPT = 32  # steps, so that coming back to one shows what was found again
 
-Key = tuple[str, int, int]  # run (its identity, not its folder), step, segment
+# Run (its identity, not its folder), step, segment, and a digest of what may change a bit in this notebook: a result of
+# another environment is not shown as one of this.
+Key = tuple[str, int, int, str]
+
+
+@dataclass
+class Made:
+    """When and where something was computed.
+
+    Attributes:
+        when: seconds since 1970.
+        seconds: that it took; None: not known.
+        file: where it was read from; None: it was computed in this notebook.
+        fresh: a person has not looked elsewhere since.
+    """
+
+    when: float
+    seconds: float | None = None
+    file: Path | None = None
+    fresh: bool = False
+
+    def sentence(self, done: str) -> str:
+        """Such as "From the cache: replayed at 21:40:03 in 0.6 s, in this notebook."; nothing where it is fresh."""
+        if self.fresh:
+            return ""
+        if self.file is not None:
+            return f"From the run's own files ({self.file.name}): {done} on {_clock('%Y-%m-%d %H:%M', self.when)}."
+        took = "" if self.seconds is None else f" in {self.seconds:.1f} s"
+        return f"From the cache: {done} at {_clock('%H:%M:%S', self.when)}{took}, in this notebook."
+
+
+def _clock(form: str, when: float) -> str:
+    return time.strftime(form, time.localtime(when))
 
 
 @dataclass
@@ -28,6 +62,8 @@ class Found:
         context: it and the steps before it; onset: their map as HTML, once it was drawn.
         verdict: on what made its loss spike.
         experiments: as `Run.whatif`, all that were made; the untouched step is the first row.
+        made: when each of these was computed, by its name here.
+        notices: what is to be known of the run's own files.
     """
 
     trace: Trace | None = None
@@ -35,6 +71,8 @@ class Found:
     onset: str = ""
     verdict: Verdict | None = None
     experiments: pd.DataFrame | None = None
+    made: dict[str, Made] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
 
     def add(self, made: pd.DataFrame) -> None:
         """Adds experiments; one that is made again takes the place of its first time."""
@@ -50,6 +88,15 @@ class Found:
             "files": _united(old.attrs.get("files", []), made.attrs.get("files", [])),
         }
         self.experiments = joined
+
+    def origin(self, name: str, done: str) -> str:
+        """Where something shown comes from, if not from work that has just been done."""
+        return self.made[name].sentence(done) if name in self.made else ""
+
+    @property
+    def here(self) -> bool:
+        """Whether the replay, if there is one, was made in this notebook."""
+        return "trace" in self.made and self.made["trace"].file is None
 
 
 def _united(old: Sequence[str], new: Sequence[str]) -> list[str]:
@@ -73,3 +120,22 @@ class Results:
         while len(self._found) > KEPT:
             self._found.popitem(last=False)
         return found
+
+    def look_up(self, key: Key, read: Callable[[], Found]) -> Found:
+        """What is known of a step; where nothing is, what `read` finds, which is then known."""
+        if key in self._found:
+            return self._found[key]
+        found = read()
+        if found.made:
+            self.change(key)
+            self._found[key] = found
+        return found
+
+    def forget_files(self) -> None:
+        """Files are read again: it has become known which machine this is, and they may be of another."""
+        for key, found in list(self._found.items()):
+            for name in [name for name, made in found.made.items() if made.file is not None]:
+                setattr(found, name, None)
+                del found.made[name]
+            if not found.made:
+                del self._found[key]

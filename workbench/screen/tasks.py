@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..work import messages
 from .controls import CAUSE, STEP
 from .results import Found
 
@@ -15,14 +16,16 @@ class Task:
     """A kind of slow work.
 
     Attributes:
-        method: of `Run`. All take `segment`, `factory`, `other_environment` and `progress`.
+        method: of `Run`, and the name of the request. All take `segment`, `factory`, `other_environment`, `progress`.
         keep: puts the result where it belongs.
+        kept: the names of what in `Found` is then of this result.
         done: what has happened to the step then.
         view: where the result is seen.
     """
 
     method: str
     keep: Callable[[Found, Any], None]
+    kept: tuple[str, ...]
     done: str
     view: str
 
@@ -39,7 +42,7 @@ def _keep_verdict(found: Found, verdict: Any) -> None:
     found.verdict = verdict
 
 
-REPLAY = Task("replay", _keep_trace, "replayed", STEP)
-CONTEXT = Task("context", _keep_context, "replayed with the steps before it", CAUSE)
-AUTOPSY = Task("autopsy", _keep_verdict, "examined", CAUSE)
-WHATIF = Task("whatif", Found.add, "replayed with a change", CAUSE)
+REPLAY = Task(messages.REPLAY, _keep_trace, ("trace",), "replayed", STEP)
+CONTEXT = Task(messages.CONTEXT, _keep_context, ("context", "trace"), "replayed with the steps before it", CAUSE)
+AUTOPSY = Task(messages.AUTOPSY, _keep_verdict, ("verdict",), "examined", CAUSE)
+WHATIF = Task(messages.WHATIF, Found.add, ("experiments",), "replayed with a change", CAUSE)

@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
+
 import ipywidgets as W
 
+from ..errors import ReplayError
+from ..work import child
 from .boundary import Boundary
-from .controls import BATCH, CAUSE, STEP, TIMELINE, UNCHOSEN, VIEWS, Controls, set_range, show
+from .controls import BATCH, CAUSE, ENVIRONMENT, STEP, TIMELINE, UNCHOSEN, VIEWS, Controls, set_range, show
+from .here import Here
 from .looking import Look
-from .markup import paragraph
+from .markup import code_line, paragraph
 from .opened import Opened
-from .results import Results
+from .results import Found, Results
+from .stored import read_stored
+
+NEAR = 20  # steps on each side
 
 
 class Viewer:
-    """Attributes:
+    """Args:
+        remark: goes with what a replay would cost.
+
+    Attributes:
     look: the step that is looked at; None without a run or its first step, and where a segment has to be chosen.
     """
 
-    def __init__(self, controls: Controls, boundary: Boundary, results: Results) -> None:
+    def __init__(
+        self,
+        controls: Controls,
+        boundary: Boundary,
+        results: Results,
+        here: Here,
+        factory: str | None,
+        remark: str,
+    ) -> None:
         self.look: Look | None = None
         self._opened: Opened | None = None
-        self._controls, self._boundary, self._results = controls, boundary, results
+        self._controls, self._boundary, self._results, self._here = controls, boundary, results, here
+        self._factory, self._remark = factory, remark and paragraph(remark)
+        self._at: object = None  # where a person is
+        self._shown: tuple[int, int] | None = None  # the steps that the timeline shows; None: all
         W.link((controls.step, "value"), (controls.slider, "value"))
         boundary.on_change(controls.spikes, self._on_spike)
         boundary.on_change(controls.step, self.show)
         boundary.on_change(controls.segment, self._on_segment)
         boundary.on_change(controls.view, self.draw)
+        boundary.on_change(controls.zoom, self._on_zoom)
+        boundary.on_press(controls.zoom_near, self._zoom_near)
+        boundary.on_press(controls.zoom_all, lambda: self._zoom(None))
 
     def begin(self, opened: Opened | None, step: int | None) -> None:
         """Shows a step of another run: the given one, else the last spike, else the last step."""
@@ -34,7 +60,9 @@ class Viewer:
         if self._opened is not None:
             start, segment = self._opened.where_to_begin(step)
             first, last, spikes = self._opened.first, self._opened.last, self._opened.spike_options
+        self._shown = None
         with self._boundary.by_itself():
+            controls.zoom.value = ""
             controls.spikes.options = spikes
             for control in (controls.step, controls.slider):
                 set_range(control, first, last)
@@ -61,6 +89,28 @@ class Viewer:
         if self._controls.spikes.value is not None:
             self.go(*self._controls.spikes.value)
 
+    def _on_zoom(self) -> None:
+        """Shows the steps that were typed, or marked with the mouse."""
+        text = self._controls.zoom.value.strip()
+        self._zoom(None if text in ("", "all") else _range(text))
+
+    def _zoom_near(self) -> None:
+        step = self._controls.step.value
+        self._zoom((step - NEAR, step + NEAR))
+
+    def _zoom(self, shown: tuple[int, int] | None) -> None:
+        if self._opened is None:
+            return
+        first, last = self._opened.first, self._opened.last
+        if shown is not None:
+            low, high = max(first, min(shown[0], last - 1)), min(last, max(shown[1], first + 1))
+            shown = None if low <= first and high >= last else (low, high)
+        self._shown = shown
+        self._boundary.clear()
+        with self._boundary.by_itself():
+            self._controls.zoom.value = "" if shown is None else f"{shown[0]}-{shown[1]}"
+        self.draw()
+
     def _on_segment(self) -> None:
         self.show(None if self._controls.segment.value == UNCHOSEN else self._controls.segment.value)
 
@@ -76,7 +126,11 @@ class Viewer:
             spike = (step, chosen)
             self._controls.spikes.value = spike if any(at == spike for _, at in self._controls.spikes.options) else None
         if opened is not None and chosen is not None:
-            self.look = Look(opened, step, chosen, self._results.of((opened.run.manifest.run, step, chosen)))
+            key = (opened.run.manifest.run, step, chosen, child.surroundings())
+            here = self._here.environment(opened.run)
+            found = self._results.look_up(key, partial(read_stored, opened.run, step, chosen, here))
+            self._note_age(found, (opened.run.path, step, chosen))
+            self.look = Look(opened, step, chosen, found, self._here)
             facts = self.look.step_facts()
         elif having:
             several = f"Step {step:,} stands in segments {', '.join(map(str, having))}, and they differ: choose one."
@@ -84,9 +138,16 @@ class Viewer:
         elif opened is not None:
             facts = paragraph(f"Step {step:,} is not in the telemetry.")
         self._controls.step_facts.value = facts
-        self._controls.estimate.value = "" if self.look is None else self.look.estimate()
+        self._controls.estimate.value = "" if self.look is None else self.look.estimate() + self._remark
         self._controls.badges.value = "" if self.look is None else self.look.badges()
         self.draw()
+
+    def _note_age(self, found: Found, at: object) -> None:
+        """What was there when a person came is from the cache."""
+        if at != self._at:
+            for made in found.made.values():
+                made.fresh = False
+        self._at = at
 
     def _offer_segments(self, having: list[int], chosen: int | None) -> None:
         """Offers the choice where the step stands in several segments that differ."""
@@ -101,6 +162,7 @@ class Viewer:
         """Draws the chosen view of the step. Those that are not seen are left empty, and drawn when they are chosen."""
         controls, view = self._controls, self._controls.view.value
         drawn = self._drawn(view)
+        controls.code.value = "" if self.look is None else code_line(self.look.code(view, self._factory))
         for name in VIEWS:
             for widget in controls.parts[name]:
                 widget.value = drawn.get(widget, "") if name == view else ""
@@ -118,7 +180,7 @@ class Viewer:
     def _drawn(self, view: str) -> dict[W.HTML, str]:
         controls, look = self._controls, self.look
         if view == TIMELINE and self._opened is not None:
-            return {controls.timeline: self._opened.timeline.at(controls.step.value)}
+            return {controls.timeline: self._opened.timeline(self._shown).at(controls.step.value, live=True)}
         if look is None:
             return {}
         if view == STEP:
@@ -128,4 +190,18 @@ class Viewer:
         if view == CAUSE:
             cause = {controls.verdict: look.verdict(), controls.onset: look.onset()}
             return cause | {controls.experiments: look.experiments()}
+        if view == ENVIRONMENT:
+            return {controls.environment: look.environment(), controls.examination: look.examination()}
         return {}
+
+
+def _range(text: str) -> tuple[int, int]:
+    """A range of steps as a person types it.
+
+    Raises:
+        ReplayError: it is none.
+    """
+    parts = [part.strip().replace(",", "") for part in re.split(r"-|–|\.\.| to ", text)]
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts) or int(parts[0]) > int(parts[1]):
+        raise ReplayError(f"{text!r} is no range of steps; expected the first and the last, such as 90-110, or nothing")
+    return int(parts[0]), int(parts[1])

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 def run_facts(run: Run, steps: pd.DataFrame, spikes: pd.DataFrame) -> str:
     """What is known of a run before any step is looked at."""
     manifest = run.manifest
+    if (only := run.unverifiable()) is not None:
+        counted = [count(len(manifest.segments), "segment")] if len(manifest.segments) > 1 else []
+        counted = [count(run.last_step, "step"), count(len(spikes), "spike"), *counted]
+        return paragraph(" · ".join(counted), *run.telemetry.notices, f"{only}.")
     saved = [str(step) for step, _ in run.checkpoints]
     kept = ", ".join(saved if len(saved) <= 6 else [*saved[:2], "…", *saved[-2:]])
     parameters = sum(math.prod(parameter.shape) for parameter in manifest.parameters)
@@ -47,6 +51,8 @@ def step_facts(row: pd.Series, explanations: Iterable[str]) -> str:
     for name, label in (("loss", "loss"), ("grad_norm", "gradient norm")):
         there = bool(row.get(f"{name}_recorded", True))
         facts.append(f"{label} {number(row[name])}" if there else f"{label} not recorded")
+    if (first := row.get("first_step", row["step"])) < row["step"]:
+        facts[0] += f" (the mean of steps {first:,} to {row['step']:,}, and not this step's own)"
     facts += [f"{label} {number(row[name])}" for name, label in (("lr", "lr"), ("val_loss", "validation loss")) if
               not math.isnan(row[name])]  # fmt: skip
     return paragraph(f"Step {row['step']:,}: {', '.join(facts)}.", *(f"Spike: {text}." for text in explanations))
@@ -60,13 +66,30 @@ def spike_label(row: Any, last: int, segments: bool) -> str:
     return f"{where} · {row.rule} · {value}" + (f" · segment {row.segment}" if segments else "")
 
 
-def badges(trace: Trace) -> str:
+TIMELINE, STEP, BATCH, CAUSE, ENVIRONMENT = VIEWS = ("Timeline", "Step", "Batch", "Cause", "Environment")
+
+# What each badge means; what was done for it, the trace says.
+MEANINGS = {
+    "repeatable": "The same step from the same state gives the same bits again.",
+    "faithful": "The replay has the bits that the run logged: it is that very step.",
+    "sensitive": "The checker was shown one-bit changes and saw them, so that its agreement says something.",
+}
+
+
+def badges(trace: Trace, origin: str = "") -> str:
     """The answer, the three badges, what stands out in the step, and each item that differs.
 
-    What was done for each badge is told on hover, and folded away; unfolded where the replay is not exact.
+    What each badge means and what was done for it is told on hover, and folded away; unfolded where the replay is not
+    exact.
+
+    Args:
+        origin: where the trace comes from, if not from a replay that was just made.
     """
     chips = "".join(_chip(name, verdict, why) for name, verdict, why in trace.badges())
-    told = "".join(f"<div><b>{escaped(name)}</b>: {escaped(why)}</div>" for name, _, why in trace.badges())
+    told = "".join(
+        f"<div><b>{escaped(name)}</b>: {escaped(MEANINGS[name])} Done: {escaped(why)}.</div>"
+        for name, _, why in trace.badges()
+    )
     if trace.record.certified_probe:
         told += "<div><b>probe pass</b>: certified, its loss and gradients have the exact pass's bits</div>"
     details = f"<details{'' if trace.exact else ' open'}><summary>what was done</summary>{told}</details>"
@@ -77,18 +100,24 @@ def badges(trace: Trace) -> str:
     shown = paragraph("", *notices) if any(notices) else ""
     return (
         f'<div style="margin-top:4px;{LINES}"><b>{escaped(trace.sentence())}</b><div style="{_ROW}">{chips}</div>'
-        f"{details}{shown}{small(missing)}{_differing(trace)}</div>"
+        f"{kept(origin)}{details}{shown}{small(missing)}{_differing(trace)}</div>"
     )
 
 
 _ROW = "display:flex;flex-wrap:wrap;gap:4px 8px;margin:4px 0"
 
 
+def kept(origin: str) -> str:
+    """That something shown was not computed just now."""
+    return f'<div class="wb-cached" style="{LINES}"><small>{escaped(origin)}</small></div>' if origin else ""
+
+
 def _chip(name: str, verdict: str, why: str) -> str:
     back, front = BADGE_COLOURS[verdict]
     style = f"background:{back};color:{front};border-radius:4px;padding:1px 10px;font-weight:600;white-space:nowrap"
     text = f"{BADGE_MARKS[verdict]} {escaped(name)}: {escaped(verdict)}"
-    return f'<span style="{style}" title="{escaped(why)}">{text}</span>'
+    meant = f"{MEANINGS[name]} Done: {why}."
+    return f'<span class="wb-badge" style="{style}" title="{escaped(meant)}">{text}</span>'
 
 
 def _differing(trace: Trace) -> str:

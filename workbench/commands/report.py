@@ -1,0 +1,27 @@
+"""`workbench report`: what is known of a step, as a file to attach to an issue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--step", required=True, type=click.IntRange(1), help="The step.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The HTML file to write.")
+@click.option("--segment", type=int, help="Where the step stands in several segments that differ.")
+def report(run: Path, step: int, out: Path, segment: int | None) -> None:
+    """Write what is known of a step to one HTML file: no scripts, nothing to load.
+
+    Timeline, badges, norms of each layer, rows of the batch, verdict, experiments and environment, as far as replay,
+    autopsy and whatif have found them; it computes nothing itself.
+    """
+    from ..run import open_run
+    from ..step_report import write_report
+
+    path = write_report(open_run(run), step, out, segment=segment)
+    click.echo(
+        f"{path}: {path.stat().st_size / 1e3:,.0f} kB. It holds text of the run's data: look before you share it."
+    )

@@ -1,7 +1,11 @@
 """`workbench lab`: a working copy of the notebooks that never writes over a person's edits, and JupyterLab on it."""
 
+import shutil
 import sys
+from urllib.parse import unquote
 
+import ipywidgets as W
+import nbformat
 import pytest
 import runs
 
@@ -30,10 +34,10 @@ def test_lab_copies_the_notebooks_and_becomes_jupyterlab(started, tmp_path):
     ((program, command),) = started
     folder = (tmp_path / "spike-workbench").resolve()
     assert program == sys.executable
-    assert command[:3] == [sys.executable, "-m", "jupyterlab"]
+    assert command[:4] == [sys.executable, "-P", "-m", "jupyterlab"]
     assert f"--ServerApp.root_dir={folder}" in command
     assert sorted(path.name for path in folder.iterdir()) == ["another.ipynb", "investigate.ipynb"]
-    assert not any("token" in part or "ip=" in part or "0.0.0.0" in part for part in command)  # loopback, with a token
+    assert "--ServerApp.ip=127.0.0.1" in command and not any("token" in part for part in command)  # which it has then
     assert "WORKBENCH_RUN" not in lab.os.environ
 
 
@@ -53,6 +57,57 @@ def test_a_run_is_handed_to_the_notebook_by_its_whole_path(started, tmp_path, mo
     assert runs.here("lab", path.relative_to(tmp_path)).code == 0
     assert lab.os.environ["WORKBENCH_RUN"] == str(path.resolve())
     assert runs.digest(path) == before
+
+
+def shown(command):
+    (address,) = [part for part in command if part.startswith("--LabApp.default_url=")]
+    return unquote(address.removeprefix("--LabApp.default_url=/lab/tree/"))
+
+
+def test_without_a_run_the_explanations_are_shown(started):
+    assert runs.here("lab").code == 0 and shown(started[0][1]) == "investigate.ipynb"
+
+
+def test_a_run_is_shown_in_a_notebook_of_its_own(started, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_RUN", "to be undone")
+    path = runs.recorded(tmp_path)
+    assert runs.here("lab", path).code == 0
+    folder = tmp_path / "spike-workbench"
+    assert shown(started[-1][1]) == "run.ipynb"
+    notebook = nbformat.read(folder / "run.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    (code,) = [cell["source"] for cell in notebook.cells if cell["cell_type"] == "code"]
+    monkeypatch.delenv("WORKBENCH_RUN")
+    names: dict = {}
+    exec(code, names)
+    assert names["panel"].opened.path == path and names["panel"].last_error is None
+    W.Widget.close_all()
+
+    edited = (folder / "run.ipynb").read_text().replace("Choose a spike", "My notes: choose a spike")
+    (folder / "run.ipynb").write_text(edited)
+    assert runs.here("lab", path).code == 0
+    assert shown(started[-1][1]) == "run.ipynb" and (folder / "run.ipynb").read_text() == edited
+
+    (tmp_path / "other").mkdir()
+    shutil.copytree(path, tmp_path / "other" / "run")  # of the same name
+    for _ in range(2):
+        assert runs.here("lab", tmp_path / "other" / "run").code == 0
+        assert shown(started[-1][1]) == "run-2.ipynb"
+    assert sorted(file.name for file in folder.glob("run*")) == ["run-2.ipynb", "run.ipynb"]
+
+
+@pytest.mark.parametrize("name", ['it\'s 100% \N{GRINNING FACE} "odd" #1', "...", "investigate"])
+def test_a_run_may_have_any_name(started, tmp_path, monkeypatch, name):
+    monkeypatch.setenv("WORKBENCH_RUN", "to be undone")
+    path = runs.recorded(tmp_path).rename(tmp_path / name)
+    assert runs.here("lab", path).code == 0
+    monkeypatch.delenv("WORKBENCH_RUN")
+    file = tmp_path / "spike-workbench" / shown(started[-1][1])
+    assert (file.parent / "investigate.ipynb").read_text() == '{"name": "investigate"}'
+    names: dict = {}
+    exec(nbformat.read(file, as_version=4).cells[1]["source"], names)
+    assert names["panel"].opened.path == path
+    W.Widget.close_all()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import platform
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 
 from .errors import ReplayError
 from .files import sha256
+from .surroundings import differences as differences
 
 # This process, so that a replay can tell whether the recording was made by another one.
 PROCESS = uuid.uuid4().hex
@@ -45,6 +46,8 @@ def numeric_environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "blas": dict(_mlx_blas()) if on_cpu else None,
         "jit_compiler": _jit_compiler() if on_cpu and platform.system() == "Linux" else None,
+        "compile_disabled": _compile_disabled(on_cpu),
+        "flush_to_zero": _flushes_to_zero() if on_cpu else None,
         "default_dtype": str(mx.zeros(1).dtype).removeprefix("mlx.core."),
         "tf32": None if on_cpu else os.environ.get("MLX_ENABLE_TF32", "1") != "0",
         "numpy": np.__version__,
@@ -55,30 +58,6 @@ def numeric_environment() -> dict[str, Any]:
             if name.startswith(_PREFIXES) and name not in _HARMLESS
         },
     }
-
-
-def differences(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """A phrase for each entry that differs, such as ``mlx: recorded 0.32.4, here 0.33.0``."""
-    ours, theirs = _flat(here), _flat(recorded)
-    return [
-        f"{name}: recorded {_shown(theirs.get(name))}, here {_shown(ours.get(name))}"
-        for name in sorted(ours.keys() | theirs.keys())
-        if ours.get(name) != theirs.get(name)
-    ]
-
-
-def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{key}.{name}": item for name, item in value.items()}
-        else:
-            flat[key] = value
-    return {key: value for key, value in flat.items() if value is not None}
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else str(value)
 
 
 def no_gpu() -> str:
@@ -112,6 +91,30 @@ def on_device(backend: str) -> Iterator[None]:
         yield
     finally:
         mx.set_default_device(before)
+
+
+def _compile_disabled(on_cpu: bool) -> bool | None:
+    """Whether `mx.disable_compile()` was called: MLX can't be asked, but then it traces a function on every call. None
+    if not; or if a variable or the lack of a compiler has the same effect, for these are recorded already."""
+    linux_cpu = on_cpu and platform.system() == "Linux"
+    if "MLX_DISABLE_COMPILE" in os.environ or (linux_cpu and (_jit_compiler() or "").startswith("none")):
+        return None
+    traced = []
+
+    def nothing(x: mx.array) -> mx.array:
+        traced.append(x)
+        return x
+
+    compiled, x = mx.compile(nothing), mx.zeros(1)
+    compiled(x), compiled(x)
+    return True if len(traced) > 1 else None
+
+
+def _flushes_to_zero() -> bool | None:
+    """Whether this thread, or MLX's, takes the smallest floats for zero, as some libraries switch on when they are
+    loaded (Intel's FTZ and DAZ bits; such a library was linked with -ffast-math). None if not."""
+    tiny = np.float32(2.0**-126) * np.float32(0.5), (mx.array(2.0**-126) * 0.5).item()
+    return True if 0.0 in tiny else None
 
 
 @functools.cache

@@ -13,6 +13,7 @@ import msgspec
 from .errors import RunError, WorkbenchError
 from .files import pretty_json, write_atomic
 from .spikes import SpikeSettings
+from .untrusted import decode, read_file
 
 NAME = "run.json"
 VERSION = 1
@@ -41,6 +42,8 @@ class Segment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         parent: the segment whose state that was; None for the first.
         environment: numeric environment of the processes that wrote it.
         norms: how its norms were added; None: as `Manifest.norms` says.
+        code: digests of the source files that performed its steps, by module; None: not recorded. See `sources`.
+        rate_factor: what the schedules of learning rates are multiplied by in it; less than 1 after a rollback.
     """
 
     segment: int
@@ -49,6 +52,8 @@ class Segment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     t: float
     environment: dict[str, Any]
     norms: str | None = None
+    code: dict[str, str] | None = None
+    rate_factor: float = 1.0
 
 
 class Parent(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,7 +76,8 @@ class Parent(msgspec.Struct, forbid_unknown_fields=True):
 
 class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`rebuild` is how to get the experiment again: {"kind": "trainer", "config": {...}}, {"kind": "factory",
-    "factory": "module:function", "arguments": {...}}, or {"kind": "none"}. Opening a run imports nothing that it names.
+    "factory": "module:function", "arguments": {...}}, or {"kind": "none"}, to which a script that recorded a loop
+    of its own adds its path and arguments, "script" and "argv". Opening a run imports nothing that it names.
     """
 
     format_version: int = VERSION
@@ -91,8 +97,12 @@ class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     keep_last: int | None = None
     keep_every: int | None = None
     spikes: dict[str, Any] | None  # SpikeSettings; null: detection was off
+    recovery: dict[str, Any] | None = None  # settings of `recovery`; null in runs recorded before there were any
     segments: list[Segment]
     parent: Parent | None = None
+    stored_batches: bool = False  # in the folder `batches`, named by the hash that telemetry logs
+    own_step: bool = False  # the experiment has a step function of its own
+    extra: list[str] = []  # names of the state that it keeps outside model and optimizer
 
     def lineage(self, segment: int, step: int) -> int:
         """The segment that performed `step` on the way that leads to `segment`.
@@ -135,18 +145,21 @@ def read(folder: Path) -> Manifest:
     """
     path = folder / NAME
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except FileNotFoundError:
         what = "is not a run folder (no run.json in it)" if folder.is_dir() else "does not exist"
         raise RunError(f"{folder} {what}; expected the folder that a run was recorded in") from None
+    except NotADirectoryError:
+        raise RunError(f"{folder} is a file; expected the folder that a run was recorded in") from None
     except OSError as error:
         raise RunError(f"{path} can't be read ({error.strerror})") from error
     try:
         version = msgspec.json.decode(content, type=_Version).format_version
         if version != VERSION:
             raise RunError(f"{path} has format_version {version}; this workbench reads {VERSION}")
-        manifest = msgspec.json.decode(content, type=Manifest)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        manifest = decode(content, Manifest)
+        msgspec.convert(manifest.options, _Options)
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}; expected a run's manifest") from error
     for number, entry in enumerate(manifest.segments):
         parents = [None] if number == 0 else range(number)
@@ -161,6 +174,15 @@ def read(folder: Path) -> Manifest:
     except (TypeError, WorkbenchError) as error:
         raise RunError(f"{path} is damaged: its 'spikes' are no settings of spike detection: {error}") from error
     return manifest
+
+
+class _Options(msgspec.Struct):
+    """Of what types the step's options are; `experiment.StepOptions` says what they mean."""
+
+    clip: float | None = None
+    accumulate: int = 1
+    compile: bool = True
+    deterministic: bool = True
 
 
 class _Version(msgspec.Struct):

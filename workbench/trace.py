@@ -23,6 +23,7 @@ from .probes import trace_tables
 from .probes.findings import findings
 from .probes.measured import Attention, Logits, NonFinite, Row, Update
 from .probes.trace_tables import KINDS as KINDS
+from .untrusted import decode, read_file
 
 VERSION = 1
 BADGE_MARKS = {"exact": "✓", "mismatch": "✗", "within tolerance": "≈", "unverified": "?"}
@@ -279,8 +280,8 @@ def read(path: Path) -> Trace:
         WorkbenchError: it is missing, damaged, or of another version.
     """
     try:
-        return Trace(msgspec.json.decode(Path(path).read_bytes(), type=TraceRecord), Path(path))
+        return Trace(decode(read_file(Path(path)), TraceRecord), Path(path))
     except OSError as error:
         raise WorkbenchError(f"{path} can't be read ({error.strerror}); expected a trace") from error
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except ValueError as error:
         raise WorkbenchError(f"{path} is not a trace of version {VERSION}: {error}. Replay the step again.") from error

@@ -8,7 +8,7 @@ from .errors import ReplayError, WorkbenchError
 from .trace import Trace, read
 
 if TYPE_CHECKING:
-    from .run import Run
+    from .recorded.recorded_run import RecordedRun
 
 FOLDER = "traces"
 
@@ -19,7 +19,7 @@ def refuse_other_step(trace: Trace, step: int) -> None:
         raise ReplayError(f"the trace is of step {trace.step}; expected one of step {step}")
 
 
-def of_step(run: Run, step: int, segment: int, given: Trace | None, notices: list[str]) -> Trace | None:
+def of_step(run: RecordedRun, step: int, segment: int, given: Trace | None, notices: list[str]) -> Trace | None:
     """The trace of a step: the given one if it is of this step, else the one in the run's folder; None without either.
 
     Args:

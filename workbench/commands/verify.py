@@ -1,0 +1,61 @@
+"""`workbench verify`: is a run whole, and is it what it says?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..printed import echo, echo_json, terminal
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--replay", type=click.IntRange(0), default=0, help="Prove so many steps, spread over the run, by replay."
+)
+@click.option("--seed", type=int, default=0, help="Of the sample of steps. [default: 0]")
+@click.option("--factory", help="module:function that rebuilds the run; naming it is consent to import it.")
+@click.option("--other-environment", is_flag=True, help="Go on where this machine computes differently.")
+@click.option("--json", "as_json", is_flag=True, help="Print every check as JSON.")
+def verify(run: Path, as_json: bool, **options: Any) -> None:
+    """Check a run: every digest, the continuity of its telemetry, and the chain of fingerprints. Writes nothing.
+
+    Exit code 0: all is as recorded; 1: something is damaged, or a replayed step is not exact; 2: it could not be done.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
+
+    from ..run import open_run
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=terminal(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        found = open_run(run).verify(progress=progress, **options)
+    if as_json:
+        echo_json(found.to_json())
+        sys.exit(0 if found.exact else 1)
+    from ..verification import failures
+
+    console = terminal(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console.print(found.sentence(), soft_wrap=True)
+    for notice in found.notices:
+        echo(notice, err=True)
+    table = Table("kind", "exact", "mismatch", "unverified")
+    for row in found.summary.itertuples(index=False):
+        table.add_row(*map(str, row))
+    console.print(table)
+    if wrong := failures(found):
+        details = Table("kind", "what", "verdict", "detail", title="Not exact", title_justify="left")
+        for one in wrong[:40]:
+            details.add_row(one.kind, one.what, one.verdict, one.detail)
+        console.print(details)
+        if len(wrong) > 40:
+            console.print(f"and {len(wrong) - 40} more: --json lists all")
+    sys.exit(0 if found.exact else 1)

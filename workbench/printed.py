@@ -1,0 +1,54 @@
+"""What the command line prints. Names, tokens and sentences may come from files that someone sent: on a terminal they
+must not move the cursor, clear the screen, set a title or hide themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+# Control characters of both sets, and those that turn the direction of writing (Unicode's UAX 9) or break a line. Each
+# could make the shown text lie; line ends and tabs are text.
+_UNSAFE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """The text with a visible sign in place of each character that a terminal would obey: ␛ for the escape."""
+    return _UNSAFE.sub(_visible, text)
+
+
+def _visible(found: re.Match[str]) -> str:
+    code = ord(found.group())
+    if code < 32:
+        return chr(0x2400 + code)
+    return "␡" if code == 127 else f"⟨U+{code:04X}⟩"
+
+
+def echo(text: Any = "", err: bool = False, nl: bool = True) -> None:
+    """`click.echo` of printable text."""
+    click.echo(printable(text.decode() if isinstance(text, bytes) else str(text)), err=err, nl=nl)
+
+
+def echo_json(document: bytes | str) -> None:
+    """Prints JSON. What a terminal would obey stands in strings only, and is escaped there: no value changes."""
+    text = document.decode() if isinstance(document, bytes) else document
+    click.echo(_UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", text))
+
+
+def terminal(**settings: Any) -> Any:
+    """A console of rich that prints printable text as it is (no markup), and leaves a broken pipe to the command."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Plain(Console):
+        def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else printable(text), style, control)
+
+        def on_broken_pipe(self) -> None:  # rich would exit with 1, which means "not exact"
+            raise BrokenPipeError
+
+    return Plain(markup=False, emoji=False, **settings)

@@ -1,0 +1,113 @@
+"""What `Run.verify` says of a run: each thing that was looked at, a table, one sentence.
+
+Knows the format; reads no run, performs no step and imports no MLX.
+"""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import pandas as pd
+
+Kind = Literal["data", "telemetry", "segment", "checkpoint", "trace", "step"]
+Verdict = Literal["exact", "mismatch", "unverified"]
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing that was looked at.
+
+    Attributes:
+        kind: "data", "telemetry", "segment", "checkpoint", "trace", or "step": that is one proven by replay.
+        what: which one.
+        verdict: "exact"; "mismatch": damaged, missing, or with other bits than recorded; "unverified": there is nothing
+            to compare with.
+        detail: what was compared, or what is wrong.
+    """
+
+    kind: Kind
+    what: str
+    verdict: Verdict
+    detail: str
+
+
+class Verification(msgspec.Struct, kw_only=True):
+    """What `Run.verify` returns.
+
+    Attributes:
+        run, name: identity and folder name of the run.
+        checks: in the order in which they were made.
+        steps: that the telemetry has, in all segments.
+        on_the_way: steps that were performed, and compared, only to reach those of the sample.
+        seed: of the sample.
+        notices: what the user should know besides.
+    """
+
+    run: str
+    name: str
+    checks: list[Check]
+    steps: int
+    on_the_way: int
+    seed: int
+    seconds: float
+    notices: list[str]
+
+    @property
+    def exact(self) -> bool:
+        """Nothing is damaged, and each step that was replayed has the run's bits."""
+        return all(one.verdict == "exact" or one.verdict == "unverified" and one.kind != "step" for one in self.checks)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row a check: kind, what, verdict, detail."""
+        rows = [(one.kind, one.what, one.verdict, one.detail) for one in self.checks]
+        return pd.DataFrame(rows, columns=["kind", "what", "verdict", "detail"])
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """One row a kind of check: how many are exact, mismatch and unverified."""
+        counted = Counter[tuple[str, str]]((one.kind, one.verdict) for one in self.checks)
+        kinds = list(dict.fromkeys(one.kind for one in self.checks))
+        verdicts = ("exact", "mismatch", "unverified")
+        return pd.DataFrame(
+            [(kind, *(counted[kind, one] for one in verdicts)) for kind in kinds], columns=["kind", *verdicts]
+        )
+
+    def sentence(self) -> str:
+        """The answer in one sentence."""
+        wrong = [one for one in self.checks if one.verdict == "mismatch"]
+        if wrong:
+            more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            return f"{self.name} is not what it says: {wrong[0].kind} {wrong[0].what}: {wrong[0].detail}{more}."
+        proven = [one for one in self.checks if one.kind == "step"]
+        open_ = sum(one.verdict == "unverified" for one in self.checks if one.kind != "step")
+        rest = f"; {open_} could not be verified" if open_ else ""
+        if not proven:
+            return f"{self.name} is whole: {len(self.checks) - open_} checks are exact{rest}. No step was replayed."
+        exact = sum(one.verdict == "exact" for one in proven)
+        way = f", and {self.on_the_way} on the way to them" if self.on_the_way else ""
+        whole = "whole" if self.exact else "not proven"
+        return (
+            f"{self.name} is {whole}: {len(self.checks) - open_ - len(proven)} checks are exact{rest}; "
+            f"{exact} of {len(proven)} replayed steps have the run's bits{way}."
+        )
+
+    def to_json(self) -> str:
+        document = msgspec.to_builtins(self) | {"exact": self.exact, "sentence": self.sentence()}
+        return msgspec.json.format(msgspec.json.encode(document)).decode()
+
+    def __repr__(self) -> str:
+        return f"Verification({self.name!r}, exact={self.exact}, checks={len(self.checks)})"
+
+    def _repr_html_(self) -> str:
+        wrong = self.frame[[one.verdict != "exact" for one in self.checks]]
+        tables = [self.summary, *([wrong] if len(wrong) else [])]
+        return f"<p>{html.escape(self.sentence())}</p>" + "".join(one.to_html(index=False) for one in tables)
+
+
+def failures(found: Verification) -> Sequence[Check]:
+    """The checks that are not exact, mismatches first."""
+    return sorted((one for one in found.checks if one.verdict != "exact"), key=lambda one: one.verdict != "mismatch")

@@ -1,0 +1,313 @@
+"""Is a run whole, and is it what it says? Every digest, the telemetry's continuity, the chain of fingerprints from
+segment to segment and checkpoint to checkpoint, and a sample of its steps proven by replay.
+
+Knows run folders and replays; writes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import snapshot, trace, verdict
+from .errors import DataError, ReplayError, WorkbenchError
+from .fingerprint import known_method
+from .interventions import whatif
+from .rebuild import find, locate
+from .replay import replay_steps
+from .run import CHECKPOINTS, TRACES, Run
+from .session import prepared, undisturbed
+from .snapshot import State
+from .verification import Check, Verification
+
+if TYPE_CHECKING:
+    from .experiment import Experiment
+
+Progress = Callable[[int, int, str], None]
+
+
+def verify_run(
+    run: Run,
+    *,
+    replay: int = 0,
+    seed: int = 0,
+    experiment: Experiment | None = None,
+    factory: str | None = None,
+    other_environment: bool = False,
+    progress: Progress = lambda done, total, what: None,
+) -> Verification:
+    """See `Run.verify`."""
+    began, notices = time.perf_counter(), list[str]()
+    checks: list[Check] = []
+    for check in _on_disk(run, notices, progress):
+        checks.append(check)
+    steps, on_the_way = 0, 0
+    if not any(check.kind == "telemetry" and check.verdict == "mismatch" for check in checks):
+        steps = len(run.telemetry)
+        if replay:
+            with undisturbed():
+                proven, on_the_way = _replayed(
+                    run, replay, seed, notices, progress, experiment=experiment, factory=factory,
+                    other_environment=other_environment,
+                )  # fmt: skip
+            checks += proven
+    elif replay:
+        raise ReplayError(
+            f"no step of {run.path} can be replayed while its telemetry is damaged: "
+            f"{next(one.detail for one in checks if one.verdict == 'mismatch' and one.kind == 'telemetry')}"
+        )
+    seconds = round(time.perf_counter() - began, 3)
+    return Verification(
+        run=run.manifest.run,
+        name=run.name,
+        checks=checks,
+        steps=steps,
+        on_the_way=on_the_way,
+        seed=seed,
+        seconds=seconds,
+        notices=list(dict.fromkeys(notices)),
+    )
+
+
+# ---- what is on disk
+
+
+def _on_disk(run: Run, notices: list[str], progress: Progress) -> Iterator[Check]:
+    total = len(run.manifest.data) + 1 + len(run.checkpoints)
+    for done, entry in enumerate(run.manifest.data):
+        progress(done, total, f"data {Path(entry.path).name}")
+        try:
+            find(entry, run.path)
+        except DataError as error:
+            yield Check("data", entry.path, "unverified", str(error))
+            continue
+        try:
+            locate(entry, run.path)
+        except DataError as error:
+            yield Check("data", entry.path, "mismatch", str(error))
+        else:
+            yield Check("data", entry.path, "exact", f"{entry.bytes} bytes with the recorded SHA-256")
+    progress(len(run.manifest.data), total, "telemetry")
+    readable = True
+    for check in _continuity(run):
+        readable = readable and (check.kind, check.verdict) != ("telemetry", "mismatch")
+        yield check
+    if readable:
+        notices += run.telemetry.notices
+        yield from _chain(run)
+    for done, (step, segment) in enumerate(run.checkpoints):
+        progress(total - len(run.checkpoints) + done, total, f"checkpoint {step}")
+        yield _checkpoint(run, step, segment, readable)
+    yield from _traces(run)
+    notices += _strays(run)
+
+
+def _continuity(run: Run) -> Iterator[Check]:
+    """Whether each segment has the line of every step after its start exactly once."""
+    try:
+        columns = [run.telemetry.column(name) for name in ("segment", "step")]
+    except WorkbenchError as error:
+        yield Check("telemetry", "telemetry.jsonl", "mismatch", str(error))
+        return
+    segment, step = (np.zeros(0, np.int64) if one is None else one for one in columns)
+    known = {entry.segment for entry in run.manifest.segments}
+    if strange := sorted(set(np.unique(segment).tolist()) - known):
+        yield Check(
+            "telemetry",
+            "telemetry.jsonl",
+            "mismatch",
+            f"it has lines of segment {strange[0]}, which the manifest lacks",
+        )
+        return
+    for entry in run.manifest.segments:
+        own = np.sort(step[segment == entry.segment])
+        name = f"segment {entry.segment}"
+        if not len(own):
+            yield Check("telemetry", name, "unverified", "no step of it was logged")
+            continue
+        expected = np.arange(entry.start + 1, int(own[-1]) + 1)
+        if own[0] <= entry.start or len(own) > len(expected):
+            yield Check("telemetry", name, "mismatch", f"it has step {own[0]}, and starts after step {entry.start}")
+        elif len(missing := np.setdiff1d(expected, own)):
+            some = ", ".join(map(str, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+            yield Check("telemetry", name, "mismatch", f"the lines of steps {some} are missing")
+        else:
+            yield Check("telemetry", name, "exact", f"each of the steps {entry.start + 1} to {own[-1]} once")
+
+
+def _chain(run: Run) -> Iterator[Check]:
+    """Whether each segment started from the state that was left."""
+    committed = run.checkpoints
+    for entry in run.manifest.segments:
+        name, meta = f"{entry.segment}, from step {entry.start}", run.telemetry.meta(entry.segment)
+        if meta is None:
+            yield Check("segment", name, "unverified", "no line says from which state it started")
+        elif lanes := run.seam(entry.segment):
+            differ = f"{', '.join(lanes)} differ{'s' if len(lanes) == 1 else ''} from what was left"
+            if (entry.start, entry.segment) in committed:
+                yield Check("segment", name, "exact", f"{differ}; it started from a state that it committed")
+            else:
+                yield Check("segment", name, "mismatch", f"{differ}, and it has no checkpoint of its own")
+        else:
+            first = "the state that its checkpoint holds" if entry.parent is None else "the state that was left"
+            yield Check("segment", name, "exact", f"it started from {first}")
+
+
+def _checkpoint(run: Run, step: int, segment: int, readable: bool) -> Check:
+    """Its digests, and whether it is the state that the telemetry recorded and has the manifest's parameters."""
+    name = snapshot.stem(step, segment)
+    try:
+        record = snapshot.read_commit(run.path / CHECKPOINTS, step, segment)
+        state = snapshot.read(run.path / CHECKPOINTS, step, segment, run.manifest.run)
+        lanes = state.lanes(known_method(run.manifest.fingerprint, run.path))
+    except WorkbenchError as error:
+        return Check("checkpoint", name, "mismatch", str(error))
+    if unlike := [lane for lane, value in record.state.items() if lanes.get(lane) != value]:
+        return Check("checkpoint", name, "mismatch", f"its commit record has other fingerprints of {', '.join(unlike)}")
+    if (sentence := _other_parameters(run, state)) is not None:
+        return Check("checkpoint", name, "mismatch", sentence)
+    if not readable or segment >= len(run.manifest.segments):
+        return Check("checkpoint", name, "unverified", "its digests agree; there is no telemetry to compare it with")
+    logged = {
+        lane.removeprefix("state."): value
+        for lane, value in run.state_evidence(step, segment).items()
+        if lane.startswith("state.")
+    }
+    if not logged:
+        return Check(
+            "checkpoint", name, "unverified", "its digests agree; the telemetry has no fingerprint of this state"
+        )
+    if unlike := [lane for lane, value in logged.items() if lanes.get(lane) != value]:
+        return Check(
+            "checkpoint", name, "mismatch", f"it is not the state that the run logged: {', '.join(unlike)} differ"
+        )
+    return Check("checkpoint", name, "exact", "its digests agree, and it is the state that the run logged")
+
+
+def _other_parameters(run: Run, state: State) -> str | None:
+    listed = {one.path: (tuple(one.shape), one.dtype) for one in run.manifest.parameters}
+    held = {path: (array.shape, str(array.dtype).removeprefix("mlx.core.")) for path, array in state.weights.items()}
+    for path in sorted(listed.keys() | held.keys()):
+        if path not in listed or path not in held:
+            return f"{path} stands only in the {'checkpoint' if path in held else 'manifest'}"
+        if listed[path][0] != held[path][0]:
+            return f"{path} has the shape {held[path][0]}, in the manifest {listed[path][0]}"
+    return None
+
+
+def _traces(run: Run) -> Iterator[Check]:
+    """Whether the files of replays and experiments can be read, and are of this run."""
+    folder = run.path / TRACES
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        try:
+            if path.name.endswith(".autopsy.json"):
+                owner = verdict.read(path).run
+            elif ".whatif-" in path.name:
+                owner = whatif.read(path).run
+            else:
+                owner = trace.read(path).record.run
+        except WorkbenchError as error:
+            yield Check("trace", path.name, "mismatch", str(error))
+            continue
+        if owner != run.manifest.run:
+            yield Check("trace", path.name, "mismatch", f"it is of run {owner}")
+        else:
+            yield Check("trace", path.name, "exact", "it follows its schema, and is of this run")
+
+
+def _strays(run: Run) -> list[str]:
+    folder = run.path / CHECKPOINTS
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    committed = {snapshot.stem(*key) for key in run.checkpoints}
+    stray = [name for name in names if name.lstrip(".").partition(".")[0] and _stem(name) not in committed]
+    return (
+        [f"checkpoints/ holds files that no commit record lists, as a crash leaves them: {', '.join(stray[:5])}"]
+        if stray
+        else []
+    )
+
+
+def _stem(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(parts[:2]) if len(parts) > 2 and parts[1].startswith("s") and parts[1][1:].isdecimal() else parts[0]
+
+
+# ---- by replay
+
+
+def sample(run: Run, count: int, seed: int) -> list[tuple[int, int]]:
+    """(segment, step) of so many steps, spread over the run: one drawn from each of `count` equal stretches of all the
+    steps that have a checkpoint before them."""
+    columns = [run.telemetry.column(name) for name in ("segment", "step")]
+    if columns[0] is None or columns[1] is None:
+        return []
+    pairs = sorted(zip(columns[0].tolist(), columns[1].tolist(), strict=True))
+    first = {entry.segment: min((step for step, _ in run.checkpoints_before(2**62, entry.segment)), default=None)
+             for entry in run.manifest.segments}  # fmt: skip
+    able = [(segment, step) for segment, step in pairs if (low := first.get(segment)) is not None and step > low]
+    draw, count = random.Random(seed), min(count, len(able))
+    bounds = [round(number * len(able) / count) for number in range(count + 1)] if count else []
+    return [able[draw.randrange(low, high)] for low, high in zip(bounds, bounds[1:], strict=False)]
+
+
+def _replayed(
+    run: Run,
+    count: int,
+    seed: int,
+    notices: list[str],
+    progress: Progress,
+    *,
+    experiment: Experiment | None,
+    **options: Any,
+) -> tuple[list[Check], int]:
+    """Replays a sample, each step from the nearest checkpoint; those that share one in a single roll-forward."""
+    groups: dict[tuple[int, tuple[int, int]], list[int]] = {}
+    for segment, step in sample(run, count, seed):
+        groups.setdefault((segment, run.checkpoints_before(step, segment)[-1]), []).append(step)
+    if not groups:
+        raise ReplayError(f"no step of {run.path} can be replayed: none has a checkpoint before it")
+    total = sum(max(steps) - start for (_, (start, _)), steps in groups.items())
+    checks, done, way = list[Check](), 0, 0
+    for (segment, (start, _)), steps in groups.items():
+        plan = run.plan(steps, segment, passes=1)
+
+        def report(ahead: int, all_: int, what: str, before: int = done) -> None:
+            progress(before + ahead, total, what)
+
+        with prepared(run, plan, experiment=experiment, **options) as ready:
+            experiment = ready.experiment  # built once
+            outcomes = replay_steps(
+                ready.experiment,
+                ready.start,
+                plan.steps,
+                ready.evidence,
+                layers=run.manifest.layers,
+                method=ready.method,
+                edits=ready.edits,
+                with_probe=False,
+                repeat=lambda step: False,
+                progress=report,
+            )
+            for outcome in outcomes:
+                name = f"{outcome.step}, segment {segment}"
+                if (difference := outcome.first_difference) is not None:
+                    where = f"{difference.item} at step {difference.step} ({difference.where}): {difference.detail}"
+                    checks.append(Check("step", name, "mismatch", f"the first difference is {where}"))
+                elif not outcome.exact:
+                    checks.append(Check("step", name, "unverified", outcome.gates.faithful.explanation))
+                elif ready.unlike:
+                    checks.append(Check("step", name, "unverified", f"informational: {'; '.join(ready.unlike)}"))
+                else:
+                    compared = sum(item.verdict == "exact" for item in outcome.items.values())
+                    checks.append(
+                        Check("step", name, "exact", f"all {compared} recorded items, from checkpoint {start}")
+                    )
+            notices += ready.notices
+        done += max(steps) - start
+        way += max(steps) - start - len(steps)
+    return checks, way

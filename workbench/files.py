@@ -5,7 +5,7 @@ Knows bytes and paths; nothing of runs, checkpoints or MLX.
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable
@@ -30,14 +30,37 @@ def write_atomic(path: Path, content: bytes) -> None:
     """
     temporary = temporary_beside(path)
     try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        write_flushed(temporary, [content])
         commit(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        discard(temporary)
         raise
+
+
+def write_flushed(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
+    """Writes a file and flushes it to the disk; its name is durable only once its folder is synced.
+
+    Returns:
+        Its size in bytes, and its SHA-256 in hexadecimal.
+    """
+    digest, size = hashlib.sha256(), 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        for chunk in chunks:
+            digest.update(chunk)
+            size += len(chunk)
+            while len(chunk):
+                chunk = chunk[os.write(descriptor, chunk) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return size, digest.hexdigest()
+
+
+def discard(temporary: Path) -> None:
+    """Removes what a failure left, if the folder still lets it be removed: the failure is what is to be reported."""
+    with contextlib.suppress(OSError):
+        os.unlink(temporary)
 
 
 def temporary_beside(path: Path) -> Path:
@@ -67,21 +90,16 @@ def sync_folder(folder: Path) -> None:
     sync_file(folder)
 
 
-def lock(path: Path) -> int:
-    """Takes an existing file for this process alone, until the returned descriptor is closed or the process ends.
-
-    Raises:
-        BlockingIOError: another process, or another descriptor of this one, has it.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise
-    except OSError:  # a file system without locks
-        pass
-    return descriptor
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it that are missing, each durable in the one above."""
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for new in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(new)
+        sync_folder(new.parent)
 
 
 def canonical_json(value: Any) -> bytes:

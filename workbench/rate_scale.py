@@ -1,0 +1,50 @@
+"""A learning rate times a factor, whether a schedule sets it or the optimizer's state holds it.
+
+Knows MLX's optimizers; nothing of steps or runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+
+class Scaled:
+    """A schedule times a factor.
+
+    Attributes:
+        schedule: the schedule itself.
+        factor: float; multiplied in the schedule's own dtype.
+    """
+
+    def __init__(self, schedule: Callable[[mx.array], mx.array], factor: float) -> None:
+        self.schedule, self.factor = schedule, factor
+
+    def __call__(self, step: mx.array) -> mx.array:
+        return self.schedule(step) * self.factor
+
+
+def schedules(optimizer: Any) -> list[dict[str, Any]]:
+    """The schedules of an optimizer, or of each member of a MultiOptimizer: functions by the name of what they set."""
+    return [dict(getattr(member, "_schedulers", {})) for member in getattr(optimizer, "optimizers", [optimizer])]
+
+
+def scale_schedules(optimizer: Any, factor: float) -> None:
+    """Has every schedule of a learning rate give `factor` times what it says, whatever it was made to give before."""
+    for member in getattr(optimizer, "optimizers", [optimizer]):
+        found = getattr(member, "_schedulers", {}).get("learning_rate")
+        if found is None:
+            continue
+        schedule, before = (found.schedule, found.factor) if isinstance(found, Scaled) else (found, 1.0)
+        if before != factor:
+            member._schedulers["learning_rate"] = schedule if factor == 1.0 else Scaled(schedule, factor)
+
+
+def scale_constants(optimizer: Any, factor: float) -> None:
+    """Multiplies each learning rate that no schedule sets, in the optimizer's state."""
+    for member in getattr(optimizer, "optimizers", [optimizer]):
+        rate = member.state.get("learning_rate")
+        if rate is not None and "learning_rate" not in getattr(member, "_schedulers", {}):
+            member.state["learning_rate"] = mx.array(float(rate.item()) * factor, rate.dtype)

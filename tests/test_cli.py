@@ -14,6 +14,7 @@ import runs
 from rich.console import Console
 
 from workbench import cli, open_run
+from workbench.commands.printed_trace import as_logged, layer_table
 from workbench.errors import WorkbenchError
 from workbench.telemetry import ARRAYS
 
@@ -307,7 +308,7 @@ def test_replay_in_another_environment_names_the_differences_first(path):
 def test_names_and_numbers_of_layers_are_whole_on_any_terminal(path, width):
     trace = open_run(path).replay(6, fresh_process=False)
     console = Console(file=io.StringIO(), width=width)
-    console.print(cli._layer_table(trace, width))
+    console.print(layer_table(trace, width))
     text = console.file.getvalue()
     rows = [line.split() for line in text.replace("│", " ").splitlines()]
     for layer in trace.record.layers:
@@ -324,10 +325,10 @@ def test_as_logged_compares_bits(path):
     for item in (items[name] for name in ARRAYS):
         item.recorded, item.replayed = ["0x7fc00000"] * len(layers), ["0x7fc00000"] * len(layers)
     items["adam_v_norms"].recorded[1] = "0x7fc00001"
-    assert [cli._as_logged(trace, index) for index in range(3)] == ["yes", "no", "yes"]
+    assert [as_logged(trace, index) for index in range(3)] == ["yes", "no", "yes"]
     for item in items.values():
         item.recorded = None
-    assert cli._as_logged(trace, 0) == "not recorded"
+    assert as_logged(trace, 0) == "not recorded"
 
 
 def test_replay_without_a_terminal_prints_no_control_codes(path):

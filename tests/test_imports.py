@@ -1,6 +1,7 @@
 """Arrows point one way: reading and drawing need no MLX, and the core knows no model, data, trainer or screen."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -8,15 +9,32 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "workbench"
-MODULES = {path.stem: path for path in sorted(PACKAGE.rglob("*.py")) if path.stem not in ("__init__", "__main__")}
+
+
+def known_as(path):
+    """A module's name; that of a command after "commands.", for it has the name of what it calls."""
+    return f"commands.{path.stem}" if path.parent.name == "commands" else path.stem
+
+
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.stem not in ("__init__", "__main__")]
+MODULES = {known_as(path): path for path in FILES}
+COMMANDS = {name for name in MODULES if name.startswith("commands.")}
 LIGHT = (
     *("telemetry", "trace", "compare", "spikes", "plots", "run", "manifest", "cli", "bits", "files", "errors"),
     *("changes", "rowfacts", "batchfacts", "traces", "whatif"),
     *("paired", "logged", "ladder"),
     *("verdict", "alarm", "suspects"),
     *("quantities", "summary", "measured", "trace_tables", "findings", "neighbours", "context_tables", "heatmap"),
+    *("rolling", "cusum", "rules", "detecting", "shared_spikes", "thinning", "curve", "curves", "curves_figure"),
+    "dashboard",
     *("timeline_figure", "tokens", "markup", "views", "layer_view", "batch_view", "cause_view", "looking", "results"),
+    *("norm_chart", "departure", "environment_view", "code_view", "here", "stored", "surroundings", "step_report"),
+    *("messages", "child"),
+    *("untrusted", "printed", "interpreter"),
     *("casebook", "outcome", "baselines", "scores", "spikebench", "spikebench_report"),
+    *("line", "strict", "quick", "scan", "column_cache"),
+    *("logged_run", "recognise", "state_file", "loose_checkpoint"),
+    *("layout", "listing", "plan", "recorded_run"),
 )
 CORE = (
     "step",
@@ -39,10 +57,15 @@ CORE = (
     *("measure", "second_moment", "attention", "watch", "nonfinite"),
     "state_edits",
     *("counterfactual", "damage"),
+    *("extras", "own_step", "trees", "frozen", "plain_batches", "reachable", "redrawing", "selfcheck"),
+    *("tensor_file", "rate_scale", "blackbox", "recovery", "saving"),
 )
 ABOVE = {"model", "data", "train", "training", "faults", "cli", "demo", "lab", "run", "record", "session", "manifest"}
 ABOVE |= {"context", "neighbours", "inquiry", "autopsy"}
 ABOVE |= {"casebook", "outcome", "trial", "baselines", "scores", "spikebench", "spikebench_report"}
+ABOVE |= {"checkpointer", "journal", "locking"}
+ABOVE |= {"layout", "listing", "plan", "recorded_run"}
+ABOVE |= {"verification", "verifying", "printed"} | COMMANDS
 ABOVE |= {"alterations", "recipe", "planting", "planters", "saboteur", "seams", "forks", "forking"}
 SCREEN = {"ipywidgets", "matplotlib", "IPython", "rich", "click"}
 
@@ -125,8 +148,8 @@ def test_every_public_name_resolves_and_nothing_else_does():
 # -------------------------------------------------------------------------------------------------------------- arrows
 
 
-def imports_of(source):
-    """(own modules, other packages) that code imports anywhere, but not for type checking only."""
+def imports_of(source, folder=PACKAGE):
+    """(own modules, other packages) that code in a folder imports anywhere, but not for type checking only."""
     own, others = set(), set()
     skipped = {
         id(inner)
@@ -139,13 +162,20 @@ def imports_of(source):
             continue
         if isinstance(node, ast.ImportFrom):
             if node.level:
-                last = (node.module or "").rpartition(".")[2]
-                own |= {last} if last in MODULES else {alias.name for alias in node.names}
+                start = [folder, *folder.parents][node.level - 1]
+                target = start.joinpath(*(node.module or "").split("."))
+                files = [target.with_suffix(".py"), *(target / f"{alias.name}.py" for alias in node.names)]
+                own |= {known_as(file) for file in files if MODULES.get(known_as(file)) == file}
             else:
                 others.add(node.module.partition(".")[0])
         elif isinstance(node, ast.Import):
             others |= {alias.name.partition(".")[0] for alias in node.names}
-    return own & set(MODULES), others
+    return own, others
+
+
+@functools.cache
+def imports_of_module(name):
+    return imports_of(ast.parse(MODULES[name].read_text()), MODULES[name].parent)
 
 
 def reach(module):
@@ -156,7 +186,7 @@ def reach(module):
         if name in seen:
             continue
         seen.add(name)
-        own, foreign = imports_of(ast.parse(MODULES[name].read_text()))
+        own, foreign = imports_of_module(name)
         others |= foreign
         todo += own
     return seen, others
@@ -168,7 +198,7 @@ def test_the_core_knows_no_model_data_trainer_folder_or_screen(module):
     assert own & ABOVE == set() and others & SCREEN == set()
 
 
-@pytest.mark.parametrize("module", ["model", "data", "schedule", "spikes", "faults", "alterations"])
+@pytest.mark.parametrize("module", ["model", "data", "schedule", "spikes", "faults", "alterations", "rules"])
 def test_what_stands_beside_the_core_knows_it_not(module):
     own, others = reach(module)
     assert own & {"step", "replay", "snapshot", "record", "session", "run", "train", "cli"} == set()
@@ -180,10 +210,18 @@ def test_what_stands_beside_the_core_knows_it_not(module):
     [
         *("data", "spikes", "telemetry", "manifest", "trace", "plots", "compare", "changes", "rowfacts", "traces"),
         *("difference", "ladder", "knobs", "comparison", "pair_figure"),
+        *("rules", "detecting", "thinning", "curves_figure"),
         *("timeline_figure", "markup", "batch_view", "cause_view", "results"),
+        *("norm_chart", "code_view", "work_error"),
         *("alterations", "faults", "seams"),
+        *("samplers", "plain_batches", "plain_json"),
+        *("journal", "locking", "saving"),
+        *("untrusted", "interpreter", "verification"),
         *("verdict", "alarm", "suspects"),
         *("casebook", "outcome", "baselines", "scores", "spikebench", "spikebench_report"),
+        *("line", "strict", "quick", "scan", "column_cache"),
+        *("recognise", "entries", "state_file", "loose_checkpoint"),
+        *("layout", "listing", "plan", "recorded_run"),
     ],
 )
 def test_without_mlx_all_the_way_down(module):
@@ -191,12 +229,12 @@ def test_without_mlx_all_the_way_down(module):
 
 
 def test_a_module_is_known_by_its_name_alone():
-    assert len(MODULES) == sum(path.stem not in ("__init__", "__main__") for path in PACKAGE.rglob("*.py"))
+    assert len(MODULES) == len(FILES)
 
 
 def test_nobody_imports_the_command_line():
-    importing = {name for name, path in MODULES.items() if "cli" in imports_of(ast.parse(path.read_text()))[0]}
-    assert importing == set()
+    assert {name for name in MODULES if "cli" in imports_of_module(name)[0]} == set()
+    assert {name for name in MODULES if imports_of_module(name)[0] & COMMANDS} <= {"cli", *COMMANDS}
 
 
 def test_the_arrows_can_be_broken():
@@ -207,3 +245,6 @@ def test_the_arrows_can_be_broken():
     source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .train import x\n"
     source += "def f():\n    from .cli import y\n"
     assert imports_of(ast.parse(source)) == ({"cli"}, {"typing"})
+    source = ast.parse("from .replay import replay\nfrom ..replay import Replayed\nfrom .. import doctor")
+    assert imports_of(source, PACKAGE / "commands")[0] == {"commands.replay", "replay", "doctor"}
+    assert "commands.replay" in reach("cli")[0]

@@ -17,9 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .batches.batch import batch_table as batch_table
+    from .dashboard import Dashboard as Dashboard
+    from .detection.detecting import detect_spikes as detect_spikes
+    from .detection.detecting import first_departures as first_departures
+    from .detection.rules import DetectionSettings as DetectionSettings
+    from .detection.shared_spikes import compare_spikes as compare_spikes
     from .errors import WorkbenchError as WorkbenchError
     from .experiment import Experiment as Experiment
     from .experiment import StepOptions as StepOptions
+    from .finetune.finetuning import fine_tune as fine_tune
+    from .foreign.loose_checkpoint import compare_checkpoints as compare_checkpoints
+    from .foreign.loose_checkpoint import open_checkpoint as open_checkpoint
     from .forking import fork as fork
     from .forks import fork_point as fork_point
     from .interventions.intervene import two_by_two as two_by_two
@@ -30,10 +38,14 @@ if TYPE_CHECKING:
     from .run import Run as Run
     from .run import list_runs as list_runs
     from .run import open_run as open_run
+    from .samplers import IndexedSampler as IndexedSampler
     from .screen.heatmap import onset_map as onset_map
     from .screen.tokens import token_table as token_table
     from .spikes import SpikeSettings as SpikeSettings
     from .spikes import find_spikes as find_spikes
+    from .step_report import report_html as report_html
+    from .step_report import write_report as write_report
+    from .surroundings import environment_table as environment_table
     from .trace import Trace as Trace
     from .trainer.training import train_run as train_run
     from .verdict import Verdict as Verdict
@@ -42,20 +54,32 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "batch_table": "batches.batch",
+    "environment_table": "surroundings",
     "onset_map": "screen.heatmap",
     "token_table": "screen.tokens",
     "two_by_two": "interventions.intervene",
+    "Dashboard": "dashboard",
+    "detect_spikes": "detection.detecting",
+    "first_departures": "detection.detecting",
+    "DetectionSettings": "detection.rules",
+    "compare_spikes": "detection.shared_spikes",
     "WorkbenchError": "errors",
     "Experiment": "experiment",
     "StepOptions": "experiment",
+    "fine_tune": "finetune.finetuning",
+    "compare_checkpoints": "foreign.loose_checkpoint",
+    "open_checkpoint": "foreign.loose_checkpoint",
     "fork": "forking",
     "fork_point": "forks",
     "compare_runs": "pairs.paired",
     "Panel": "panel",
     "Recorder": "record",
+    "report_html": "step_report",
+    "write_report": "step_report",
     "Run": "run",
     "list_runs": "run",
     "open_run": "run",
+    "IndexedSampler": "samplers",
     "Scene": "interventions.scene",
     "SpikeSettings": "spikes",
     "find_spikes": "spikes",

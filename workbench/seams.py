@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .manifest import Manifest
 
 if TYPE_CHECKING:
-    from .run import Run
+    from .recorded.recorded_run import RecordedRun
 
 
 def state_segment(manifest: Manifest, committed: Container[tuple[int, int]], step: int, segment: int) -> int:
@@ -35,7 +35,7 @@ def state_segment(manifest: Manifest, committed: Container[tuple[int, int]], ste
     return entry.segment
 
 
-def state_evidence(run: Run, step: int, segment: int) -> dict[str, Any]:
+def state_evidence(run: RecordedRun, step: int, segment: int) -> dict[str, Any]:
     """What the run logged, as bits, of the state that checkpoint `step` of a segment holds: what its step left, or
     where the segment started with it the lanes of its meta line."""
     began = step == run.manifest.segments[segment].start
@@ -43,7 +43,7 @@ def state_evidence(run: Run, step: int, segment: int) -> dict[str, Any]:
     return {} if line is None else line.evidence()
 
 
-def restarted(run: Run, step: int, segment: int) -> int | None:
+def restarted(run: RecordedRun, step: int, segment: int) -> int | None:
     """The segment that committed the state from which `step` started, where that is not the state which the step before
     had left on the way to `segment`; otherwise None."""
     entry = run.manifest.segments[run.manifest.lineage(segment, step)]
@@ -53,7 +53,7 @@ def restarted(run: Run, step: int, segment: int) -> int | None:
     return None if holder == run.manifest.lineage(segment, step - 1) else holder
 
 
-def seam(run: Run, segment: int) -> list[str]:
+def seam(run: RecordedRun, segment: int) -> list[str]:
     """The lanes in which the state that a segment started from differs from what was logged when its step ended.
 
     Empty for an ordinary resume, and where either was not recorded. One that is not empty means that something happened
@@ -67,7 +67,7 @@ def seam(run: Run, segment: int) -> list[str]:
     return [name.removeprefix("state.") for name in began if left.get(name, began[name]) != began[name]]
 
 
-def notices(run: Run, segment: int, first: int, last: int) -> list[str]:
+def notices(run: RecordedRun, segment: int, first: int, last: int) -> list[str]:
     """Sentences on the seams from state `first` to step `last` on the way to a segment."""
     committed = run.checkpoints
     return [

@@ -1,0 +1,43 @@
+"""`workbench autopsy`: why the loss spiked at a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..printed import echo_json
+from .options import CHECKPOINT, FACTORY, OTHER_ENVIRONMENT, RUN, SEGMENT, STEP
+from .page import page
+from .progress import doing
+
+
+@click.command()
+@RUN
+@STEP
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+@SEGMENT
+@FACTORY
+@click.option("--trace-dir", type=click.Path(path_type=Path), help="Where the file goes. [default: the run's traces/]")
+@CHECKPOINT
+@OTHER_ENVIRONMENT
+def autopsy(run: Path, step: int, as_json: bool, **options: Any) -> None:
+    """Why did the loss spike at this step? The cause, the evidence, and a way out that was tried.
+
+    One of data, optimizer, schedule, curvature, attention-logits, precision, resume, transient-fault, unknown, or
+    no-spike. Replays the step and the 8 before it, then experiments on their states.
+    """
+    from ..run import open_run
+
+    opened = open_run(run)
+    with doing("restoring") as progress:
+        verdict = opened.autopsy(step, progress=progress, **options)
+    if as_json:
+        echo_json(verdict.to_json())
+        return
+    from ..cause.verdict_tables import verdict_parts
+
+    console = page(140)
+    for part in verdict_parts(verdict):
+        console.print(part, soft_wrap=isinstance(part, str), markup=False)

@@ -1,0 +1,49 @@
+"""`workbench batch`: which data was in a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..printed import echo
+from .options import RUN, SEGMENT
+from .page import page, print_json
+
+
+@click.command()
+@RUN
+@click.option("--step", required=True, type=click.IntRange(1), help="The step that consumed the batch.")
+@click.option("--rows", type=click.IntRange(1), help="Only the first K rows of each batch. [default: all]")
+@SEGMENT
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+def batch(run: Path, step: int, rows: int | None, segment: int | None, as_json: bool) -> None:
+    """Which data was in a step, and in the step before it? Text, origin, and what is odd in each row.
+
+    Draws the batch again from the run's data files; loads no weights. If the step was replayed, rows stand by their
+    share of its loss; otherwise the most unlike the run's other rows come first.
+    """
+    from ..run import open_run
+
+    facts = open_run(run).batch_facts(step, segment=segment)
+    notices = facts.attrs["notices"]
+    facts = facts.groupby("step", sort=False).head(rows) if rows else facts
+    if as_json:
+        found = [{name: _json(value) for name, value in row.items()} for row in facts.to_dict("records")]
+        print_json({"step": step, "notices": notices, "rows": found})
+        return
+    for notice in notices:
+        echo(notice, err=True)
+    from ..interventions.tables import batch_tables
+
+    console = page(160)
+    for table in batch_tables(facts):
+        console.print(table)
+
+
+def _json(value: Any) -> Any:
+    """A cell of a table: missing values of any kind as null."""
+    import pandas as pd
+
+    return None if pd.isna(value) else value

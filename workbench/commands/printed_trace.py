@@ -1,0 +1,84 @@
+"""What the command line prints of a replayed step: sentence, badges, what differs, norms of each layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .page import page
+
+if TYPE_CHECKING:
+    from ..trace import Trace
+
+
+_STYLE = {"exact": "green", "mismatch": "bold red", "within tolerance": "yellow", "unverified": "dim"}
+
+
+def print_trace(trace: Trace, full: bool) -> None:
+    """Prints a trace; not in full: its sentence, notices and findings only."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console = page(140)
+    console.print(Text(trace.sentence(), style="bold"))
+    for notice in (*trace.notices, *trace.findings()):
+        console.print(Text(notice))
+    if not full:
+        return
+    for name, verdict, why in trace.badges():
+        console.print(Text.assemble((f"  {name:<11}", ""), (f"{verdict:<12}", _STYLE[verdict]), why))
+    certified = {True: "yes", False: "no: its numbers are not of this very step", None: "not made"}
+    console.print(f"  probe pass certified: {certified[trace.record.certified_probe]}")
+    items = trace.items.to_dict("records")
+    if unlike := [row for row in items if row["verdict"] not in ("exact", "unverified")]:
+        table = Table(
+            "item", "verdict", "detail", title="Items that differ, in order of execution", title_justify="left"
+        )
+        for row in unlike:
+            table.add_row(row["item"], Text(row["verdict"], style=_STYLE[row["verdict"]]), row["detail"])
+        console.print(table)
+    if silent := [f"{row['item']} ({row['detail']})" for row in items if row["verdict"] == "unverified"]:
+        console.print(f"  not compared: {', '.join(silent)}")
+    console.print(layer_table(trace, console.width))
+    if len(trace.rows):
+        worst = trace.rows.iloc[0]
+        console.print(
+            f"Row {worst.row:.0f} carries {worst.share:.0%} of the step's summed loss ({worst.loss:.3f} a token)."
+        )
+    console.print(f"trace: {trace.path}", soft_wrap=True)
+
+
+def layer_table(trace: Trace, width: int) -> Any:
+    """As many columns as fit with whole names and numbers; the trace file has the others."""
+    from rich.box import HEAVY_HEAD, SIMPLE
+    from rich.table import Table
+
+    wide = width >= 110
+    kinds = ("activation", "gradient", *(("adam_m", "adam_v", "weight") if wide else ()), "update")
+    norms = trace.layers.pivot(index="layer", columns="kind", values="l2")
+    title = f"Step {trace.step}: L2 norm of each layer, replayed"
+    table = Table(title=title, title_justify="left", box=HEAVY_HEAD if wide else SIMPLE)
+    table.add_column("layer", overflow="fold")
+    for name in (*kinds, "as logged"):
+        table.add_column(name, no_wrap=True)
+    digits = 5 if wide else 3
+    for index, layer in enumerate(trace.record.layers):
+        cells = [
+            f"{norms.at[layer, kind]:.{digits}g}" if kind in norms and layer in norms.index else "" for kind in kinds
+        ]
+        table.add_row(layer or "(model)", *cells, as_logged(trace, index))
+    return table
+
+
+def as_logged(trace: Trace, index: int) -> str:
+    """Whether the four logged norms of a layer have the run's bits; NaN has bits too."""
+    from ..telemetry import ARRAYS
+
+    items = [trace.record.items[name] for name in ARRAYS]
+    pairs = [
+        (item.recorded[index], item.replayed[index])
+        for item in items
+        if isinstance(item.recorded, list) and index < len(item.recorded)
+    ]
+    if not pairs:
+        return "not recorded"
+    return "yes" if all(recorded == replayed for recorded, replayed in pairs) else "no"

@@ -1,0 +1,71 @@
+"""Bars on standard error while something runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..printed import terminal
+
+
+class TrainingProgress:
+    """A progress bar with loss and steps/s; spikes, validation losses and samples above it."""
+
+    def __init__(self, steps: int) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(),
+            TextColumn("loss {task.fields[loss]:.4f}  {task.fields[speed]:.1f} steps/s"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=terminal(stderr=True))
+        self._task = self._bar.add_task("", total=steps, loss=float("nan"), speed=0.0)
+        self.spikes = self.steps = 0
+
+    def __enter__(self) -> TrainingProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def on_step(self, step: int, loss: float, reading: Any) -> None:
+        self.steps += 1
+        speed = self._bar.tasks[0].speed or 0.0
+        self._bar.update(self._task, completed=step, loss=loss, speed=speed)
+        if reading is not None and reading.rule is not None:
+            self.spikes += 1
+            self._say(f"step {step}: spike ({reading.rule}): {reading.explanation}")
+
+    def on_validation(self, step: int, loss: float) -> None:
+        self._say(f"step {step}: validation loss {loss:.4f}")
+
+    def on_sample(self, step: int, text: str) -> None:
+        self._say(f"step {step}: {text}")
+
+    def _say(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False)
+
+
+@contextmanager
+def doing(first: str, counted: bool = False) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar that is gone afterwards. Yields what is to be called as `progress(done, total, what)`.
+
+    Args:
+        first: what is being done until the first call.
+        counted: also show how many of how many are done.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    count = (MofNCompleteColumn(),) if counted else ()
+    columns = (TextColumn("{task.description}"), BarColumn(), *count, TimeElapsedColumn())
+    with Progress(*columns, console=terminal(stderr=True), transient=True) as bar:
+        task = bar.add_task(first, total=None)
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield progress

@@ -1,0 +1,112 @@
+"""`workbench replay`: a step performed again, and compared with what the run recorded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from ..printed import echo
+from .options import CHECKPOINT, FACTORY, OTHER_ENVIRONMENT, RUN, SEGMENT
+from .page import page, print_json
+from .printed_trace import print_trace
+from .progress import doing
+
+
+@click.command()
+@RUN
+@click.option("--step", required=True, help="A step, or a range such as 4210..4220.")
+@click.option("--json", "as_json", is_flag=True, help="Print the trace (or a list of them) as JSON.")
+@SEGMENT
+@FACTORY
+@click.option("--trace-dir", type=click.Path(path_type=Path), help="Where traces go. [default: the run's traces/]")
+@CHECKPOINT
+@OTHER_ENVIRONMENT
+@click.option("--probe/--no-probe", default=True, help="Make the probe pass. [default: on]")
+@click.option(
+    "--fresh-process/--no-fresh-process", default=None, help="Repeat in a new process. [default: if in doubt]"
+)
+@click.option("--context", type=click.IntRange(1), help="Also replay this many steps before it, and compare. Say: 8.")
+def replay(run: Path, step: str, as_json: bool, **options: Any) -> None:
+    """Replay a step, and compare it with what the run recorded.
+
+    Exit code 0: exact; 1: not exact; 2: it could not be done.
+    """
+    replay_and_print(run, step, as_json, **options)
+
+
+def replay_and_print(path: Path, step: str, as_json: bool = False, **options: Any) -> None:
+    """Replays, prints, and exits with 0 or 1.
+
+    Args:
+        options: those of the command, under their names there; a missing one has its default.
+    """
+    from ..run import open_run
+
+    run = open_run(path)
+    steps = _steps(step)
+    segment = options.pop("segment", None)
+    before = options.pop("context", None)
+    if before is not None and (not isinstance(steps, int) or not options.get("probe", True)):
+        raise click.UsageError("--context goes with a single --step, and with the probe pass.")
+    plan = run.plan(steps, segment, checkpoint=options.get("checkpoint"))
+    for notice in plan.notices:
+        echo(notice, err=True)
+    echo(f"{path}: {plan.sentence()}", err=True)
+    if options.get("other_environment"):
+        _name_differences(run, plan.segment)
+    options["with_probe"] = options.pop("probe", True)
+    with doing("restoring") as progress:
+        if before is not None and isinstance(steps, int):
+            del options["with_probe"]
+            context = run.context(steps, before, segment=segment, progress=progress, **options)
+            traces = context.trace
+        else:
+            context, traces = None, run.replay(steps, segment=segment, progress=progress, **options)
+    traces = traces if isinstance(traces, list) else [traces]
+    if context is not None:
+        _print_context(context, as_json)
+    elif as_json:
+        documents = [msgspec.to_builtins(trace.record) | {"trace": str(trace.path)} for trace in traces]
+        print_json(documents[0] if isinstance(steps, int) else documents)
+    else:
+        for trace in traces:
+            print_trace(trace, full=len(traces) == 1)
+    sys.exit(0 if all(trace.exact for trace in traces) else 1)
+
+
+def _print_context(context: Any, as_json: bool) -> None:
+    from ..probes.context_tables import context_json, context_tables
+
+    trace = context.trace
+    if as_json:
+        document = msgspec.to_builtins(trace.record) | {"trace": str(trace.path), "context": context_json(context)}
+        print_json(document)
+        return
+    print_trace(trace, full=True)
+    console = page(140)
+    for table in context_tables(context):
+        console.print(table)
+    for notice in context.notices:
+        console.print(notice, markup=False)
+    console.print(context.sentence(), markup=False)
+
+
+def _name_differences(run: Any, segment: int) -> None:
+    from ..environment import differences, numeric_environment
+
+    for difference in differences(run.manifest.segments[segment].environment, numeric_environment()):
+        echo(f"this machine differs from the run's: {difference}", err=True)
+
+
+def _steps(text: str) -> int | range:
+    first, dots, last = text.partition("..")
+    numbers = [int(part) for part in ((first, last) if dots else (first,)) if part.isdecimal() and len(part) < 19]
+    if len(numbers) == (2 if dots else 1):
+        return range(numbers[0], numbers[1] + 1) if dots else numbers[0]
+    raise click.BadParameter(
+        f"{text!r} is not a step; expected a number or a range such as 4210..4220", param_hint="--step"
+    )

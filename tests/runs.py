@@ -151,8 +151,10 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 def edit_json(path: Path, change: Any) -> None:
-    """Passes the parsed file to `change`, which alters it in place, and writes it back."""
+    """Passes the parsed file to `change`, which alters it in place, and writes it back; without its seal, if any."""
     document = json.loads(path.read_text())
+    if isinstance(document, dict):
+        document.pop("seal", None)
     change(document)
     path.write_text(json.dumps(document))
 

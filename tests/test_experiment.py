@@ -33,9 +33,9 @@ def test_options_out_of_range_are_named(options, named):
         StepOptions(**options)
 
 
-def test_a_sampler_without_a_cursor_is_refused():
-    with pytest.raises(ExperimentError, match=r"sampler \(list_iterator\).*state_dict"):
-        Experiment(mlp(), optim.AdamW(1e-3), mse, iter([1, 2]))
+def test_what_gives_no_batches_is_no_sampler():
+    with pytest.raises(ExperimentError, match="the sampler is a int; expected an iterator with state_dict"):
+        Experiment(mlp(), optim.AdamW(1e-3), mse, 3)
 
 
 # ----------------------------------------------------------------------------------------------------------- the cursor

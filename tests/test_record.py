@@ -155,10 +155,10 @@ def test_settings_out_of_range(tmp_path, settings):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_sampler_without_a_cursor_is_refused(tmp_path):
+def test_what_gives_no_batches_is_no_sampler(tmp_path):
     experiment = runs.build()
-    with pytest.raises(ExperimentError, match="must be an iterator with state_dict"):
-        Recorder(tmp_path / "run", experiment.model, experiment.optimizer, experiment.loss_fn, iter([]))
+    with pytest.raises(ExperimentError, match="the sampler is a int; expected an iterator with state_dict"):
+        Recorder(tmp_path / "run", experiment.model, experiment.optimizer, experiment.loss_fn, 3)
 
 
 def test_batches_end_with_the_sampler_and_with_the_count(tmp_path):
@@ -275,47 +275,62 @@ def test_an_exception_after_a_step_saves_its_whole_state(tmp_path, whole):
 
 
 def test_a_failed_save_damages_no_earlier_checkpoint(tmp_path, monkeypatch):
-    """The disk is full at step 8."""
+    """The disk is full when the checkpoint of step 8 is written, and has room again for that of step 12."""
     path = tmp_path / "run"
-    with pytest.raises(OSError, match="No space left"), recorder(path) as recording:
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    with recorder(path) as recording:
         for batch in recording.batches(12):
             if recording.step_number == 7:
+                recording._checkpointer.wait()
                 before = runs.digest(path / "checkpoints")
-
-                def full(*arguments):
-                    raise OSError(28, "No space left on device")
-
-                monkeypatch.setattr("workbench.snapshot.sync_file", full)
-            recording.step(batch)
-    monkeypatch.undo()
-    assert runs.digest(path / "checkpoints") == before
+                monkeypatch.setattr("workbench.snapshot.write_flushed", full)
+            if recording.step_number == 8:
+                with pytest.warns(UserWarning, match="checkpoint 8 was not saved to .*No space left.* goes on"):
+                    recording._checkpointer.wait()
+                    recording.step(batch)
+                assert runs.digest(path / "checkpoints") == before
+                monkeypatch.undo()
+            else:
+                recording.step(batch)
     run = open_run(path)
-    assert run.checkpoints == [(0, 0), (4, 0)] and run.last_step == 8
+    assert run.checkpoints == [(0, 0), (4, 0), (12, 0)] and run.last_step == 12
     exact(run, 8)
 
 
-def test_nothing_follows_a_line_that_could_not_be_written(tmp_path, monkeypatch, whole):
-    """The disk is full in the middle of the line of step 6, and has room again at once."""
+@pytest.mark.parametrize("room_at", [7, 10, 99])
+def test_lines_that_can_not_be_written_wait_and_no_checkpoint_outlives_them(tmp_path, monkeypatch, whole, room_at):
+    """The disk is full in the middle of the line of step 6, until step 7, 10 or for good."""
     path = tmp_path / "run"
-    real, failed = os.write, []
+    real, written = os.write, []
 
     def filling(descriptor, content):
-        if b'"step":6,' in content and not failed:
-            failed.append(real(descriptor, content[:50]))
+        if isinstance(content, bytes) and b'"step":6,' in content and recording.step_number < room_at:
+            written.append(real(descriptor, content[:50]) if not written else 0)
+            if written == [50]:
+                return 50
+        if written and recording.step_number < room_at:
             raise OSError(28, "No space left on device")
         return real(descriptor, content)
 
     monkeypatch.setattr("workbench.telemetry.os.write", filling)
-    with pytest.raises(OSError, match="No space left"), recorder(path) as recording:
-        for batch in recording.batches(12):
-            try:
+    with pytest.warns(UserWarning) as told:
+        with recorder(path) as recording:
+            for batch in recording.batches(12):
                 recording.step(batch)
-            except OSError:  # a loop that carries on regardless
-                pass
-    monkeypatch.undo()
+                recording._checkpointer.wait()
+        monkeypatch.undo()
+    said = [str(warning.message) for warning in told]
+    assert sum("telemetry of step 6 can't be written" in text and "wait in memory" in text for text in said) == 1
     run = open_run(path)
-    assert failed and run.last_step == 5 and "unfinished" in run.telemetry.notices[0]
-    assert run.checkpoints == [(0, 0), (4, 0)]  # none without the telemetry of the steps that led to it
+    assert written and run.checkpoints == [(0, 0), (4, 0)] + [(8, 0)] * (room_at < 8) + [(12, 0)] * (room_at < 12)
+    if room_at < 12:
+        assert steps_of(run) == steps_of(whole) and not run.telemetry.notices
+        return
+    assert run.last_step == 5 and "unfinished" in run.telemetry.notices[0]
+    assert any("the last lines of telemetry" in text for text in said)
     exact(run, 5)
     resumed = record(path, 12, resume=True)
     assert checkpoint_bytes(resumed, 12, 1) == checkpoint_bytes(whole, 12)
@@ -627,7 +642,7 @@ def test_a_segment_whose_state_was_lost_before_its_first_step_has_no_seam(tmp_pa
             recording.step(batch)
         recording.checkpoint()
         halve(recording.experiment)
-        monkeypatch.setattr(recording, "_save", lambda state: None)
+        monkeypatch.setattr(recording, "_save_now", lambda state: None)
         recording.open_segment()
     run = record(tmp_path / "run", 9, resume=True)
     assert [(entry.start, run.seam(entry.segment)) for entry in run.manifest.segments] == [(0, []), (6, [])]

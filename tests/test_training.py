@@ -236,6 +236,8 @@ def test_every_option_is_either_refused_on_resume_or_used():
             "keep_last",
             "keep_every",
             "black_box",
+            "auto_rollback",
+            "rollback_skip_batch",
         )
     }
 

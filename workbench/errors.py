@@ -6,6 +6,7 @@
     ├── CheckpointError   a checkpoint that is missing, damaged, or of another shape
     ├── DataError         the corpus, or a batch
     ├── ExperimentError   a model, optimizer, sampler or option that cannot be rebuilt
+    ├── TrainingUnstable  a training that was taken back too many times in a row
     └── ReplayError       a replay that cannot be done as asked
         └── EnvironmentMismatch   this machine computes differently from the one that recorded
 
@@ -34,6 +35,10 @@ class DataError(WorkbenchError):
 
 
 class ExperimentError(WorkbenchError):
+    pass
+
+
+class TrainingUnstable(WorkbenchError):
     pass
 
 

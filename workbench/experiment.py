@@ -17,9 +17,18 @@ import msgspec
 import numpy as np
 from mlx.utils import tree_flatten
 
+from . import extras
 from .errors import ExperimentError
 from .files import sha256
+from .frozen import Frozen
 from .host import raw_views
+from .plain_batches import PlainBatches
+from .plain_json import plain_json
+from .trees import has_free_stride as has_free_stride
+from .trees import put_arrays as put_arrays
+from .trees import replace_arrays as replace_arrays
+from .trees import row_major as row_major
+from .trees import state_arrays as state_arrays
 
 Batch = tuple[mx.array, ...]
 LossFunction = Callable[..., Any]
@@ -63,8 +72,13 @@ class Experiment:
         optimizer: any optimizer of `mlx.optimizers`.
         loss_fn: `loss_fn(model, *batch)` returns a scalar, or `(scalar, extras)`. Extras may be a dict with the entry
             `"token_loss"`: the loss of each row or token, an array whose first axis is the batch's.
-        sampler: an iterator of batches with `state_dict` and `load_state_dict`.
+        sampler: an iterator of batches with `state_dict` and `load_state_dict`; or any other iterable, whose batches a
+            recorder then stores; or None: the loop hands each batch to the recorder, which stores it.
         options: clip, accumulate, compile.
+        step_fn: your own step, `step_fn(*batch)`, which performs forward and backward pass and the update of `model` by
+            `optimizer`, and returns the loss; performed in place of the built-in step (see `own_step`).
+        extra: what else the step reads and changes, by name: a tree (dict or list) of arrays, a module, or an object
+            with `state_dict()` and `load_state_dict(state)` (see `extras`).
     """
 
     model: nn.Module
@@ -72,13 +86,25 @@ class Experiment:
     loss_fn: LossFunction
     sampler: Sampler
     options: StepOptions = field(default_factory=StepOptions)
+    step_fn: Callable[..., Any] | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+    frozen: Frozen = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampler, Sampler):
+            self.sampler = PlainBatches(self.sampler)
+        if self.step_fn is not None and (self.options.clip is not None or self.options.accumulate != 1):
             raise ExperimentError(
-                f"the sampler ({type(self.sampler).__name__}) must be an iterator with state_dict() and "
-                "load_state_dict(cursor); without a cursor no past batch can be found again"
+                f"clip is {self.options.clip} and accumulate is {self.options.accumulate}, but step_fn is a step of "
+                "your own; do both inside it, and leave these options out"
             )
+        if isinstance(self.step_fn, type(mx.compile(_nothing))):
+            raise ExperimentError(
+                "step_fn is compiled already, so nothing inside it can be seen; pass the plain function: it is "
+                "compiled here, with all of the state, unless compile=False"
+            )
+        extras.check(self.extra, self.options.compile)
+        self.frozen = Frozen(self.model)
 
     def prepare(self) -> None:
         """Brings the state into the form that a restored one has: initialised, evaluated, and row-major.
@@ -87,7 +113,7 @@ class Experiment:
         than the same parameter read back from a file.
         """
         ensure_initialised(self.optimizer, self.model)
-        for tree in (self.model, self.optimizer.state):
+        for tree in (self.model, self.optimizer.state, *extras.trees(self.extra)):
             rows = {path: row_major(leaf) for path, leaf in state_arrays(tree).items()}
             mx.eval(rows)
             put_arrays(tree, rows)
@@ -99,33 +125,31 @@ class Experiment:
             )
 
 
+def _nothing() -> None:
+    """Compiled only to learn the type of compiled functions, which MLX has no name for."""
+
+
+def kept_arrays(experiment: Experiment) -> dict[str, mx.array]:
+    """All arrays of the state beside the weights, by path: those of the optimizer, then those of `extra`."""
+    return state_arrays(experiment.optimizer.state) | extras.arrays(experiment.extra)
+
+
+def put_kept(experiment: Experiment, values: Mapping[str, mx.array]) -> None:
+    """Puts arrays back where `kept_arrays` found them."""
+    put_arrays(experiment.optimizer.state, {path: array for path, array in values.items() if not extras.owns(path)})
+    extras.put(experiment.extra, values)
+
+
 def read_cursor(sampler: Sampler) -> dict[str, Any]:
     """The sampler's cursor, copied all the way down: a sampler may hand out the object that it goes on changing.
 
     Raises:
         ExperimentError: JSON would not give the same cursor again (a tuple becomes a list, and that is all).
     """
-    cursor = _plain(sampler.state_dict(), "")
+    cursor = plain_json(sampler.state_dict(), "the sampler's cursor", "state_dict()")
     if not isinstance(cursor, dict):
         raise ExperimentError(f"the sampler's cursor is a {type(cursor).__name__}; expected a dict of JSON values")
     return cursor
-
-
-def _plain(value: Any, path: str) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{path}.{number}") for number, item in enumerate(value)]
-    if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str):
-                raise ExperimentError(f"the sampler's cursor{path} has the key {key!r}; expected text")
-        return {key: _plain(item, f"{path}.{key}") for key, item in value.items()}
-    if type(value) in (str, int, bool, type(None)) or type(value) is float and math.isfinite(value):
-        return value
-    found = value if type(value) is float else f"{type(value).__module__}.{type(value).__qualname__}"
-    raise ExperimentError(
-        f"the sampler's cursor{path} is {str(found).removeprefix('builtins.')}; expected a JSON value "
-        "(text, a whole or finite number, true, false, null, a list or a dict); convert it in state_dict()"
-    )
 
 
 def ensure_initialised(optimizer: optim.Optimizer, model: nn.Module) -> None:
@@ -133,51 +157,6 @@ def ensure_initialised(optimizer: optim.Optimizer, model: nn.Module) -> None:
     members = getattr(optimizer, "optimizers", [optimizer])
     if not all(getattr(member, "_initialized", False) for member in members):
         optimizer.init(model.trainable_parameters())
-
-
-def state_arrays(tree: Any) -> dict[str, mx.array]:
-    """The arrays of a model (its parameters, frozen ones too) or of an optimizer state, by dotted path, sorted."""
-    tree = tree.parameters() if isinstance(tree, nn.Module) else tree
-    leaves: dict[str, Any] = dict(tree_flatten(tree))
-    return {path: leaves[path] for path in sorted(leaves) if isinstance(leaves[path], mx.array)}
-
-
-def row_major(array: mx.array) -> mx.array:
-    """The array in row-major order, with the strides that an array read from a file has; no copy if it is so already.
-
-    `mx.contiguous` alone is not enough: an axis of length 1 may have any stride, and a matmul picks its kernel by it.
-    """
-    array = mx.contiguous(array)
-    return array.reshape(-1).reshape(array.shape) if has_free_stride(array) else array
-
-
-def has_free_stride(array: mx.array) -> bool:
-    return array.ndim > 1 and 1 in array.shape
-
-
-def replace_arrays(tree: Any, values: Mapping[str, mx.array], prefix: str = "") -> None:
-    """Puts arrays in place by path, replacing no container: a compiled step holds on to the containers it saw."""
-    for key, node in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
-        path = f"{prefix}{key}"
-        if isinstance(node, (dict, list)):
-            replace_arrays(node, values, f"{path}.")
-        elif isinstance(node, mx.array) and path in values:
-            tree[key] = values[path]
-
-
-def put_arrays(tree: Any, values: Mapping[str, mx.array]) -> None:
-    """`replace_arrays`, and a check that each array is really there now.
-
-    Raises:
-        ExperimentError: one is in a container that can't be changed, such as a tuple.
-    """
-    replace_arrays(tree, values)
-    there = state_arrays(tree)
-    if missed := [path for path, array in values.items() if there.get(path) is not array]:
-        raise ExperimentError(
-            f"{missed[0]} can't be restored where it is: it stands in a tuple, or two entries share that path; "
-            "keep it in a list, a dict or a module, under a name of its own"
-        )
 
 
 def as_batch(batch: Any) -> Batch:

@@ -36,7 +36,7 @@ from .trainer.training import Job, Quiet, recording_as, refuse_decided, refuse_u
 
 # What may be given with --fork; anything else is in the parent's manifest.
 FORKABLE = {"out", "fork", "from_", "skip_batch", "set_", "steps", "prefetch", "log_jsonl", "print_fingerprint"}
-FORKABLE |= {"save_every", "keep_last", "keep_every", "black_box"}
+FORKABLE |= {"save_every", "keep_last", "keep_every", "black_box", "auto_rollback", "rollback_skip_batch"}
 
 
 def fork(
@@ -108,7 +108,8 @@ def forked(given: Mapping[str, Any]) -> Job:
     if config.steps <= step:
         raise ExperimentError(f"the fork starts after step {step}, and --steps is {config.steps}; expected more")
     noted = [f"--set {change}" for change in changes] + [f"--skip-batch {number}" for number in skipped]
-    point = ForkPoint(parent_of(parent, step, holder, noted), state)
+    factor = parent.manifest.segments[holder].rate_factor
+    point = ForkPoint(parent_of(parent, step, holder, noted), state, rate_factor=factor)
     recording = recording_as(parent.manifest, given) | {"fork": point}
     data = [_own(entry, file, path, out) for entry, file in zip(parent.manifest.data, files, strict=True)]
     return Job(config, [out / one.path for one in data], out, data, False, recording=recording)

@@ -36,11 +36,13 @@ class ForkPoint:
         parent: where the state is from, and how the fork differs.
         state: the first state of the fork.
         skip: batches to draw and leave unused before the first step.
+        rate_factor: what rollbacks of the parent have multiplied its schedules of learning rates by.
     """
 
     parent: Parent
     state: State
     skip: int = 0
+    rate_factor: float = 1.0
 
 
 def fork_point(
@@ -76,7 +78,8 @@ def fork_point(
     state, holder = state_at(run, step, segment=segment, experiment=experiment, factory=factory, progress=progress)
     skip = sum(change.name == "batch" for change in parsed)
     noted = [f"--set {change}" for change in parsed]
-    return ForkPoint(parent_of(run, step, holder, noted), changed_state(state, parsed), skip)
+    factor = run.manifest.segments[holder].rate_factor
+    return ForkPoint(parent_of(run, step, holder, noted), changed_state(state, parsed), skip, factor)
 
 
 def parse_changes(texts: Sequence[str]) -> list[Change]:

@@ -1,12 +1,17 @@
-"""What an optimizer was told, as JSON: MLX keeps betas, eps and the like as attributes, outside the state it saves."""
+"""What an optimizer was told, as JSON: MLX keeps betas, eps and the like as attributes, outside the state it saves; and
+in which of its other parts an experiment differs from the recorded one."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.optimizers as optim
+
+if TYPE_CHECKING:
+    from .experiment import Experiment
+    from .manifest import Manifest
 
 
 def describe_optimizer(optimizer: optim.Optimizer) -> dict[str, Any]:
@@ -19,6 +24,17 @@ def describe_optimizer(optimizer: optim.Optimizer) -> dict[str, Any]:
             found[name] = _plain(value)
     schedules = getattr(optimizer, "_schedulers", {})
     return found | {"schedules": sorted(schedules)}
+
+
+def other_parts(experiment: Experiment, manifest: Manifest) -> list[str]:
+    """Phrases on a step function and extra state that one has and the other has not."""
+    kinds = {True: "one of its own", False: "the built-in one"}
+    have, want, found = experiment.step_fn is not None, manifest.own_step, []
+    if have != want:
+        found.append(f"the step is {kinds[have]}, recorded {kinds[want]}")
+    if sorted(experiment.extra) != manifest.extra:
+        found.append(f"extra is {sorted(experiment.extra)}, recorded {manifest.extra}")
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from .experiment import Experiment, state_arrays
+from .experiment import Experiment, kept_arrays
 
 
 def memory() -> int:
@@ -22,4 +22,4 @@ def state_size(experiment: Experiment) -> int:
     """Bytes that each further state takes, from its trained weights and the optimizer's arrays: what is not trained is
     the same buffer in all of them."""
     trained: dict[str, Any] = dict(tree_flatten(experiment.model.trainable_parameters()))
-    return sum(array.nbytes for array in (*trained.values(), *state_arrays(experiment.optimizer.state).values()))
+    return sum(array.nbytes for array in (*trained.values(), *kept_arrays(experiment).values()))

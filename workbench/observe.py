@@ -15,9 +15,10 @@ import numpy as np
 
 from . import cuda
 from .bits import bits_float, float_bits, json_float
-from .experiment import Batch, Experiment, batch_hash, random_key, set_random_key, state_arrays
+from .experiment import Batch, Experiment, batch_hash, kept_arrays, random_key, set_random_key, state_arrays
 from .fingerprint import MIXED, LanePlan, lanes, method_here
 from .norms import square_sums
+from .rate_scale import scale_schedules
 from .snapshot import read, restore
 from .step import Stepper, StepResult, optimizer_states
 from .telemetry import ARRAYS, Edits, Restart, array_fields, scalar_fields
@@ -83,7 +84,7 @@ def observe(
         optimizer = asked.optimizer
         state, known = asked.answers(random_key(), cursor)
     else:
-        optimizer, sums = state_arrays(stepper.experiment.optimizer.state), dict[str, float]()
+        optimizer, sums = kept_arrays(stepper.experiment), dict[str, float]()
         state = lanes(state_arrays(stepper.experiment.model), optimizer, random_key(), cursor, method, sums)
         known = {("optimizer", path): value for path, value in sums.items()}
     owned = [stepper.owned[path] for path in stepper.layers]
@@ -107,7 +108,7 @@ class Request:
         self, stepper: Stepper, gradients: Mapping[str, mx.array], activations: Mapping[str, mx.array]
     ) -> None:
         experiment = stepper.experiment
-        self.optimizer = state_arrays(experiment.optimizer.state)
+        self.optimizer = kept_arrays(experiment)
         self._plan = LanePlan(state_arrays(experiment.model), self.optimizer)
         self._others = [("activation", path) for path in activations] + [("gradient", path) for path in gradients]
         self._state = cuda.launch(self._plan.arrays, digests=True)
@@ -187,6 +188,10 @@ def edit(experiment: Experiment, edits: Edits) -> None:
     for state, bits in zip(optimizer_states(experiment.optimizer), edits.learning_rate or (), strict=False):
         if bits is not None:
             state["learning_rate"] = mx.array(float(bits_float(bits)), mx.float32)
+    if edits.rate_factor is not None:
+        scale_schedules(experiment.optimizer, edits.rate_factor)
+    for _ in range(edits.skip):
+        next(experiment.sampler, None)
 
 
 def moments(optimizer: Mapping[str, mx.array], leaf: str, parameters: Container[str]) -> dict[str, mx.array]:

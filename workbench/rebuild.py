@@ -7,6 +7,8 @@ and it is imported only when the user passes that very name.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import math
 import os
 import sys
 from pathlib import Path
@@ -25,7 +27,8 @@ def rebuild(manifest: Manifest, folder: Path, factory: str | None = None) -> Exp
 
     Args:
         folder: the run's folder.
-        factory: "module:function", the user's consent to import it; must be the one that the manifest names.
+        factory: "module:function", the user's consent to import it; must be the one that the manifest names. Where that
+            names none: a function, or "script.py", which is run up to its Recorder.
 
     Raises:
         ExperimentError: the manifest names no way to rebuild it, or another factory.
@@ -38,14 +41,54 @@ def rebuild(manifest: Manifest, folder: Path, factory: str | None = None) -> Exp
     if kind == "trainer":
         from .trainer.recipe import build, config_from  # imports MLX
 
-        return build(config_from(manifest.rebuild.get("config")), files, initial=False)
+        config = config_from(manifest.rebuild.get("config"))
+        _refuse_other_size(config.model, manifest)
+        return build(config, files, initial=False)
+    if kind == "mlx-lm" and factory is not None:
+        raise ExperimentError("this run was recorded by `workbench mlx-lm` and is rebuilt by it; leave the factory out")
+    if kind == "mlx-lm":
+        from .finetune.tuned import rebuilt  # imports MLX, and mlx-lm when it is called
+
+        return rebuilt(manifest.rebuild, files).experiment
     if kind == "factory" or factory is not None:  # named by the run, or by the user for a run that names none
-        return _from_factory({"factory": factory} | manifest.rebuild, factory)
+        from .run import Run
+        from .stored_batches import with_stored_batches  # imports MLX
+
+        experiment = _from_factory({"factory": factory} | manifest.rebuild, factory)
+        if not manifest.stored_batches:
+            return experiment
+        return with_stored_batches(Run(folder), experiment, len(manifest.segments) - 1)
     raise ExperimentError(
         "this run was recorded from a loop of your own that named no factory; pass the experiment, built as for "
         "recording: run.replay(step, experiment=Experiment(model, optimizer, loss_fn, sampler)); or name a function "
-        "that builds it: --factory module:function"
+        "that builds it, or the script that recorded it: --factory module:function or --factory script.py"
     )
+
+
+def software_differences(manifest: Manifest) -> list[str]:
+    """A phrase where the package that a run is rebuilt by has another version here, such as ``mlx-lm: recorded 0.32.2,
+    here 0.33.0``: its model and loss would be other code. Tokenizers need no phrase, for the batch's hash proves the
+    tokens; and a package that is missing altogether is `rebuild`'s to name."""
+    versions = manifest.rebuild.get("versions")
+    recorded = versions.get("mlx-lm") if isinstance(versions, dict) else None
+    try:
+        here = importlib.metadata.version("mlx-lm")
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [] if recorded in (None, here) else [f"mlx-lm: recorded {recorded}, here {here}"]
+
+
+def _refuse_other_size(config: Any, manifest: Manifest) -> None:
+    """Before anything is allocated: a damaged size may be any number."""
+    from .trainer.model import parameter_count
+
+    described = parameter_count(config)
+    listed = sum(math.prod(one.shape) for one in manifest.parameters)
+    if described != listed:
+        raise ExperimentError(
+            f"the trainer config of this run is damaged: it describes a model of {described} parameters; expected "
+            f"{listed}, as the manifest lists"
+        )
 
 
 def locate(entry: DataFile, folder: Path) -> Path:
@@ -87,10 +130,15 @@ def find(entry: DataFile, folder: Path) -> Path:
 
 def _from_factory(description: dict[str, Any], consent: str | None) -> Experiment:
     name = description.get("factory")
+    if consent is not None and consent.endswith(".py") and name == consent:
+        from .script import experiment_of  # imports MLX
+
+        return experiment_of(Path(consent), description.get("argv", ()))
     if consent is None:
         raise ExperimentError(
             f"this run is rebuilt by the factory {name!r}, and code is imported only with your consent; "
-            f"pass factory={name!r} (--factory {name}) if you trust it"
+            f"pass factory={name!r} (--factory {name}) if you trust it. It will be called with "
+            f"{description.get('arguments') or 'no arguments'}"
         )
     if consent != name:
         raise ExperimentError(f"this run names the factory {name!r}, not {consent!r}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,12 +27,15 @@ from .environment import PROCESS, differences, numeric_environment, on_device
 from .errors import CheckpointError, EnvironmentMismatch, ExperimentError, ReplayError
 from .experiment import Experiment, random_key, set_random_key
 from .fingerprint import known_method
-from .hyperparameters import describe_optimizer
+from .hyperparameters import describe_optimizer, other_parts
+from .interpreter import python_command
 from .norms import method_here
-from .rebuild import rebuild
+from .rebuild import rebuild, software_differences
 from .replay import Outcome, Progress, replay_steps
 from .run import CHECKPOINTS, TRACES, Plan, Run
 from .snapshot import State
+from .sources import changed, code_of
+from .stored_batches import with_stored_batches
 from .telemetry import ARRAYS, Edits
 from .trace import Gate, Trace, TraceRecord
 
@@ -86,8 +88,12 @@ class Prepared:
         return found if alike else {name: found[name] for name in found if name not in ARRAYS}
 
     def edits(self, step: int) -> Edits | None:
-        """What the run's loop changed in the state before a step."""
-        return self.run.edits(step, self.plan.segment)
+        """What the run's loop changed in the state before a step, and what its rollbacks made of learning rates."""
+        found, segments = self.run.edits(step, self.plan.segment), self.run.manifest.segments
+        if all(entry.rate_factor == 1 for entry in segments):
+            return found
+        factor = segments[self.run.manifest.lineage(self.plan.segment, step)].rate_factor
+        return msgspec.structs.replace(found or Edits(), rate_factor=factor)
 
 
 @contextmanager
@@ -107,6 +113,7 @@ def prepared(
     with on_device(backend):
         here = numeric_environment()
         unlike = list(dict.fromkeys(phrase for one in recorded for phrase in differences(one, here)))
+        unlike += software_differences(run.manifest) if experiment is None else []
         if unlike and not other_environment:
             raise EnvironmentMismatch(
                 f"this machine computes differently from the one that recorded {run.name}: {'; '.join(unlike)}. Replay "
@@ -119,7 +126,19 @@ def prepared(
             raise CheckpointError(f"{error}. Start from an earlier one: --checkpoint STEP (checkpoint=STEP)") from error
         if experiment is None:
             experiment = rebuild(run.manifest, run.path, factory)
+        experiment = with_stored_batches(run, experiment, plan.segment)
         refuse_another(run, experiment)
+        code = changed(
+            (run.manifest.segments[segment].code for segment in sorted(performed)),
+            code_of(experiment, run.manifest.rebuild),
+        )
+        if code and not other_environment:
+            raise EnvironmentMismatch(
+                f"the code that performs the steps of {run.name} is not the one that recorded it: {'; '.join(code)} "
+                "(comments and docstrings do not count). Put back what it was, or go on with --other-environment "
+                "(other_environment=True): the result is then informational only."
+            )
+        unlike += code
         notices = list(plan.notices)
         between = range(plan.checkpoint[0] + 1, plan.steps[-1])
         if missing := [step for step in between if run.line(step, plan.segment) is None]:
@@ -213,6 +232,7 @@ def refuse_another(run: Run, experiment: Experiment) -> None:
     owned = layers_of(experiment.model)
     if owned.keys() == run.manifest.owned.keys() and owned != run.manifest.owned:  # other layers: `Stepper` names them
         unlike.append("the model's layers own other parameters than recorded")
+    unlike += other_parts(experiment, run.manifest)
     if unlike:
         raise ExperimentError(f"this is not the experiment that {run.name} recorded: {'; '.join(unlike)}")
 
@@ -223,8 +243,8 @@ class _Child:
     def __init__(
         self, run: Run, plan: Plan, factory: str | None, other_environment: bool, checkpoint: int | None
     ) -> None:
-        self._segment = lambda step: run.manifest.lineage(plan.segment, step)
-        self._base = [sys.executable, "-m", "workbench", "replay", str(run.path), "--no-probe", "--no-fresh-process"]
+        self._segment, self._run = lambda step: run.manifest.lineage(plan.segment, step), str(run.path)
+        self._base = python_command("workbench", "replay", "--no-probe", "--no-fresh-process")
         self._base += ["--factory", factory] if factory else []
         self._base += [] if checkpoint is None else ["--checkpoint", str(checkpoint)]
         self._base += ["--other-environment"] if other_environment else []
@@ -237,6 +257,7 @@ class _Child:
         """
         with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
             command = [*self._base, "--step", str(step), "--segment", str(self._segment(step)), "--trace-dir", folder]
+            command += ["--", self._run]  # its name may look like an option
             code, errors = _watched(command, lambda: say(f"step {step}, in a fresh process"))
             files = list(Path(folder).glob("*.json"))
             if code not in (0, 1) or len(files) != 1:

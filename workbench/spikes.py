@@ -62,13 +62,14 @@ class SpikeSettings:
     z: float = 6.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < SMALLEST_WINDOW:
+        whole = isinstance(self.window, int) and not isinstance(self.window, bool)
+        if not (whole and SMALLEST_WINDOW <= self.window < 2**31):
             raise WorkbenchError(
                 f"Spike window is {self.window!r}; expected a whole number of {SMALLEST_WINDOW} or more."
             )
         for name, value, least in (("factor", self.factor, 1), ("z", self.z, 0)):
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and math.isfinite(value) and value > least):
+            if not (number and least < value < 1e300):
                 raise WorkbenchError(f"Spike {name} is {value!r}; expected a finite number above {least}.")
 
 

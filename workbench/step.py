@@ -18,10 +18,12 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
 
+from . import extras, own_step
 from .capture import Capture, layers_of
 from .deterministic import deterministic_operations
 from .errors import ExperimentError
 from .experiment import Batch, Experiment, has_free_stride, put_arrays, random_state, row_major, state_arrays
+from .rate_scale import schedules
 
 
 class Asked(Protocol):
@@ -50,6 +52,13 @@ class StepResult:
     activations: dict[str, mx.array]
     token_loss: mx.array | None
     asked: Asked | None = None
+
+
+class Loss(float):
+    """A loss as a recorder returns it: a number that, like an MLX array, has an `item()`."""
+
+    def item(self) -> float:
+        return float(self)
 
 
 def micro_batches(batch: Batch, parts: int) -> list[Batch]:
@@ -150,21 +159,25 @@ class Stepper:
         self.ask: Callable[[dict[str, mx.array], dict[str, mx.array]], Asked] | None = None
         self._step: Callable[..., Any] | None = None
         self._order: list[str] = []
-        trees = (experiment.model, experiment.optimizer.state)
-        self._free = any(has_free_stride(array) for tree in trees for array in state_arrays(tree).values())
+        self._free = any(has_free_stride(array) for tree in self._trees() for array in state_arrays(tree).values())
 
     def __call__(self, batch: Batch) -> StepResult:
         """Performs one step on `batch` and evaluates the new state."""
-        if self._step is None:
-            self._step = self._build()
+        if self._step is None or self._schedules != schedules(self.experiment.optimizer):
+            self._step = self._build()  # a compiled step would go on with the schedules that it saw
         self._refuse_other_containers()
+        with own_step.explained(self.experiment):
+            return self._performed(self._step, batch)
+
+    def _performed(self, step: Callable[..., Any], batch: Batch) -> StepResult:
         # New handles: a loss function that changes its arguments in place must not change the caller's batch.
-        loss, grad_norm, gradients, activations, tokens = self._step(*(copy.copy(array) for array in batch))
+        loss, grad_norm, gradients, activations, tokens = step(*(copy.copy(array) for array in batch))
         self.layers = self.layers or self._order + [path for path in self.owned if path not in self._order]
         model, optimizer = self.experiment.model, self.experiment.optimizer
         if self._free:
             self._fix_strides()
         outputs = [loss, grad_norm, gradients, activations, tokens, model.parameters(), optimizer.state, random_state()]
+        outputs += [state_arrays(tree) for tree in extras.trees(self.experiment.extra)]
         asked = None
         if self.ask is not None:
             mx.async_eval(outputs)
@@ -173,6 +186,11 @@ class Stepper:
         mx.eval(outputs)
         numbers = np.float32(loss.item()), np.float32(grad_norm.item())
         return StepResult(*numbers, gradients, activations, tokens[0] if tokens else None, asked)
+
+    def _trees(self) -> list[Any]:
+        """What holds the arrays of the state."""
+        experiment = self.experiment
+        return [experiment.model, experiment.optimizer.state, *extras.trees(experiment.extra)]
 
     def _refuse_other_containers(self) -> None:
         """A compiled step goes on with the containers it saw: others in their place would be recorded, not used."""
@@ -186,24 +204,29 @@ class Stepper:
     def _fix_strides(self) -> None:
         """Strides along axes of length 1 depend on which buffers MLX could reuse, so on what else holds the old arrays:
         left as they are, they would be hidden state that no checkpoint has."""
-        for tree in (self.experiment.model, self.experiment.optimizer.state):
+        for tree in self._trees():
             free = {path: row_major(array) for path, array in state_arrays(tree).items() if has_free_stride(array)}
             put_arrays(tree, free)
 
     def _build(self) -> Callable[..., Any]:
         experiment, layers = self.experiment, list(self.owned)
         model, optimizer, clip = experiment.model, experiment.optimizer, experiment.options.clip
-        self._containers = optimizer_states(optimizer)
+        self._containers, self._schedules = optimizer_states(optimizer), schedules(optimizer)
 
         def step(*batch: mx.array) -> tuple[Any, ...]:
-            loss, gradients, capture, tokens = forward_backward(experiment, batch, layers)
+            tokens = None
+            if experiment.step_fn is None:
+                loss, gradients, capture, tokens = forward_backward(experiment, batch, layers)
+                grad_norm = global_norm(gradients)
+                optimizer.update(model, gradients if clip is None else clipped(gradients, grad_norm, clip))
+            else:
+                loss, gradients, capture = own_step.perform(experiment, batch, layers, operations(experiment))
+                loss, grad_norm = loss.astype(mx.float32), global_norm(gradients)
             self._order = capture.order
-            grad_norm = global_norm(gradients)
-            optimizer.update(model, gradients if clip is None else clipped(gradients, grad_norm, clip))
             flat = dict(tree_flatten(gradients))
             return loss, grad_norm, flat, capture.last(capture.activations), [] if tokens is None else [tokens]
 
         if not experiment.options.compile:
             return step
-        state = [model.state, optimizer.state, mx.random.state]
+        state = [model.state, optimizer.state, mx.random.state, *extras.trees(experiment.extra)]
         return mx.compile(step, inputs=state, outputs=state)

@@ -22,6 +22,7 @@ from .. import snapshot
 from ..environment import on_device
 from ..errors import ReplayError, WorkbenchError
 from ..fingerprint import fingerprint
+from ..interpreter import python_command
 from ..rebuild import rebuild
 from ..run import Run
 from ..snapshot import State
@@ -92,7 +93,7 @@ def perform(
         )
         (Path(folder) / "job.json").write_bytes(msgspec.json.encode(job))
         done = subprocess.run(
-            [sys.executable, "-m", "workbench.divergence.fresh_process", str(Path(folder) / "job.json")],
+            python_command("workbench.divergence.fresh_process", str(Path(folder) / "job.json")),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

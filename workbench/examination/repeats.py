@@ -25,6 +25,7 @@ import numpy as np
 from ..errors import ReplayError, WorkbenchError
 from ..experiment import Batch, Experiment, StepOptions, as_batch, read_cursor
 from ..fingerprint import fingerprint
+from ..interpreter import python_command
 from ..rebuild import rebuild
 from ..run import CHECKPOINTS, Run
 from ..snapshot import State, capture, read, restore
@@ -239,7 +240,7 @@ def _started(jobs: Sequence[Job]) -> Iterator[Callable[[], list[list[Digests]]]]
     with contextlib.ExitStack() as stack:
         children = []
         for job in jobs:
-            command = [sys.executable, "-m", "workbench.examination.repeats", msgspec.json.encode(job).decode()]
+            command = python_command("workbench.examination.repeats", msgspec.json.encode(job).decode())
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )

@@ -18,6 +18,7 @@ import mlx.core as mx
 import msgspec
 
 from ..errors import ReplayError
+from ..interpreter import python_command
 from ..memory import memory
 from . import operations as counting
 from .catalogue import CATALOGUE, FLOATS
@@ -95,7 +96,7 @@ def _take(shard: Shard, found: Found, rows: dict[int, OperationRow], digests: di
 
 
 def _started(shard: Shard, stack: contextlib.ExitStack) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "workbench.examination.shards", msgspec.json.encode(shard).decode()]
+    command = python_command("workbench.examination.shards", msgspec.json.encode(shard).decode())
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

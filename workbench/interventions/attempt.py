@@ -21,7 +21,7 @@ from mlx.utils import tree_map
 
 from ..bits import bits_float
 from ..errors import ExperimentError
-from ..experiment import Batch, Experiment, as_batch, put_arrays, set_random_key
+from ..experiment import Batch, Experiment, as_batch, put_arrays, put_kept, set_random_key
 from ..fingerprint import lane_of
 from ..snapshot import State, restore
 from ..step import Stepper, StepResult, clipped, optimizer_states
@@ -67,7 +67,12 @@ class Attempt:
         self._adjust(replace(self.experiment, options=changed))
 
     def with_optimizer(self, optimizer: optim.Optimizer) -> None:
-        """Another stepper, with another optimizer on the same model."""
+        """Another stepper, with another optimizer on the same model.
+
+        Raises:
+            ExperimentError: the run's step function is one of its own, which knows the optimizer that it has.
+        """
+        _refuse_own_step(self, "the optimizer's settings")
         options = msgspec.structs.replace(self.experiment.options, compile=False)
         self._adjust(replace(self.experiment, optimizer=optimizer, options=options))
 
@@ -88,7 +93,7 @@ class Attempt:
 def put(experiment: Experiment, state: State) -> None:
     """`restore`, also where the experiment's arrays have other dtypes than the state's."""
     put_arrays(experiment.model, state.weights)
-    put_arrays(experiment.optimizer.state, state.optimizer)
+    put_kept(experiment, state.optimizer)
     restore(experiment, state)
 
 
@@ -122,7 +127,13 @@ def _lr(attempt: Attempt, value: float | Times) -> None:
         attempt.with_optimizer(_copied(optimizer, unscheduled=True))  # else the schedule would set it again
 
 
+def _refuse_own_step(attempt: Attempt, what: str) -> None:
+    if attempt.experiment.step_fn is not None:
+        raise ExperimentError(f"the run has a step function of its own, and only that decides {what}; change it there")
+
+
 def _clip(attempt: Attempt, limit: float | None) -> None:
+    _refuse_own_step(attempt, "how gradients are clipped")
     if limit == attempt.experiment.options.clip:
         raise _nothing(f"the run clips {'nothing' if limit is None else f'at {limit}'} already")
     attempt.with_options(clip=limit)
@@ -138,6 +149,7 @@ def _reset(attempt: Attempt, leaves: Sequence[str]) -> None:
 
 def _v_max(attempt: Attempt, word: str) -> None:
     _refuse_other_than_adam(attempt, "second moment")
+    _refuse_own_step(attempt, "which gradients enter the second moment")
     if any(isinstance(member, optim.Adamax) for member in _members(attempt.experiment.optimizer)):
         raise ExperimentError("Adamax keeps a maximum of |g| as v, not a mean of g², so v=max does not apply")
     result, clip = attempt.scene.result, attempt.experiment.options.clip

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import ExperimentError
-from ..experiment import state_arrays
+from ..experiment import kept_arrays, state_arrays
 from ..spikes import LOSS_SIGMA_FLOOR, NORMAL_SIGMA_PER_MAD
 from ..step import StepResult
 from .attempt import Attempt, make, put
@@ -89,7 +89,7 @@ def _back_to_the_run(attempt: Attempt) -> Attempt:
     left = replace(
         usual,
         weights=_cast_like(state_arrays(experiment.model), usual.weights),
-        optimizer=_cast_like(state_arrays(experiment.optimizer.state), usual.optimizer),
+        optimizer=_cast_like(kept_arrays(experiment), usual.optimizer),
     )
     put(attempt.experiment, left)
     return Attempt(attempt.scene, left, attempt.moment, attempt.scene.stepper, notes=attempt.notes)

@@ -19,6 +19,7 @@ from ..bits import bits_float, float_bits, json_float
 from ..errors import WorkbenchError
 from ..files import pretty_json, write_atomic
 from ..trace import Difference
+from ..untrusted import decode, read_file
 from .changes import Change, parse_change
 
 if TYPE_CHECKING:
@@ -240,10 +241,10 @@ def read(path: Path) -> WhatIfRecord:
         WorkbenchError: it is missing, damaged, or of another version.
     """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=WhatIfRecord)
+        return decode(read_file(Path(path)), WhatIfRecord)
     except OSError as error:
         raise WorkbenchError(f"{path} can't be read ({error.strerror}); expected an experiment's file") from error
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except ValueError as error:
         raise WorkbenchError(f"{path} is not an experiment of version {VERSION}: {error}. Make it again.") from error
 
 

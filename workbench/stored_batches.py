@@ -1,0 +1,173 @@
+"""Batches kept in a run's folder by their content, for runs whose data can't be drawn again.
+
+Each is a safetensors file `batches/<hash>.safetensors`, named by the hash that telemetry logs (SHA-256 over dtype,
+shape and raw bytes of each array), so equal batches are stored once and telemetry says which step used which. A step
+costs writing its batch; the budget bounds what a run may take.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from .errors import DataError, ExperimentError, ReplayError
+from .experiment import Batch, Experiment, as_batch, batch_hash
+from .files import sync_file, sync_folder, temporary_beside
+from .plain_batches import PlainBatches
+from .run import Run
+from .snapshot import arrays_of
+
+FOLDER = "batches"
+_HEADER = 128  # bytes of a safetensors header, and as many for each array, at most
+BUDGET = 4 << 30  # bytes a run: a day of small batches, and no full disk by surprise
+
+
+class BatchStore:
+    """The batches of one run.
+
+    Args:
+        folder: of the run.
+        budget: bytes that its batches may take in all.
+    """
+
+    def __init__(self, folder: Path, budget: int = BUDGET) -> None:
+        self.folder, self.budget = folder / FOLDER, budget
+        self.bytes = sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
+        self._unsynced: list[Path] = []
+        self._warned = False
+
+    def refuse_beyond(self, batch: Batch, hashed: Callable[[Batch], str] = batch_hash) -> None:
+        """Before a step: whether its batch can be kept. At four fifths of the budget a warning says so, once.
+
+        Raises:
+            ExperimentError: it would exceed the budget.
+        """
+        size = sum(array.nbytes + _HEADER for array in batch) + _HEADER
+        if self.bytes + size > self.budget and not self._path(hashed(batch)).exists():
+            raise ExperimentError(
+                f"the batches stored in {self.folder} take {self.bytes} bytes, and one more of {size} exceeds the "
+                f"budget of {self.budget}: the step was not performed, for it could not be replayed. Go on with "
+                "resume=True and a larger batch_budget, or with a sampler that has state_dict() and "
+                "load_state_dict(cursor)"
+            )
+        if self.bytes + size > 0.8 * self.budget and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the batches stored in {self.folder} take {self.bytes} of {self.budget} bytes; when the budget is "
+                "used up the recorder refuses further steps (batch_budget=BYTES)",
+                stacklevel=4,
+            )
+
+    def put(self, name: str, batch: Batch) -> None:
+        """Stores a batch under its hash, unless it is there.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        path = self._path(name)
+        if path.exists():
+            return
+        self.folder.mkdir(exist_ok=True)
+        temporary = temporary_beside(path)
+        try:
+            mx.save_safetensors(str(temporary), {str(number): array for number, array in enumerate(batch)})
+            temporary.replace(path)
+        except RuntimeError as error:
+            raise OSError(f"{path} can't be written: {error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        self.bytes += path.stat().st_size
+        self._unsynced.append(path)
+
+    def sync(self) -> None:
+        """Before a checkpoint: what was stored outlives a power failure."""
+        for path in self._unsynced:
+            sync_file(path)
+        if self._unsynced:
+            sync_folder(self.folder)
+        self._unsynced.clear()
+
+    def get(self, name: str) -> Batch:
+        """The batch with this hash, verified by it.
+
+        Raises:
+            DataError: it is missing or was changed.
+        """
+        if not re.fullmatch("[0-9a-f]{64}", name):
+            raise DataError(f"the telemetry names a batch {name!r}; expected 64 hexadecimal digits")
+        path = self._path(name)
+        try:
+            found = arrays_of(path.read_bytes())
+            batch = tuple(found[str(number)] for number in range(len(found)))
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(
+                f"the stored batch {path} can't be read ({error}); put it back: nothing else has it"
+            ) from error
+        if (other := batch_hash(batch)) != name:
+            raise DataError(f"the stored batch {path} was changed: its hash is {other}")
+        return batch
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+
+class StoredBatches:
+    """A sampler over the batches that a run stored: those of its steps on the way that leads to a segment."""
+
+    def __init__(self, run: Run, segment: int) -> None:
+        self._run, self._segment, self._store, self._step = run, segment, BatchStore(run.path), 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        line = self._run.line(self._step + 1, self._segment)
+        if line is None:
+            raise StopIteration
+        if not isinstance(line.batch_hash, str):
+            raise ReplayError(
+                f"the telemetry of {self._run.path} does not say which batch step {self._step + 1} used, so it can't "
+                "be found among the stored ones"
+            )
+        batch = self._store.get(line.batch_hash)
+        self._step += 1
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self._step}
+
+    def load_state_dict(self, cursor: dict[str, Any]) -> None:
+        self._step = cursor["step"]
+
+
+def with_stored_batches(run: Run, experiment: Experiment, segment: int) -> Experiment:
+    """The experiment, drawing the run's stored batches if the run has them; otherwise as it is."""
+    if not run.manifest.stored_batches:
+        if isinstance(experiment.sampler, PlainBatches):
+            raise ExperimentError(
+                f"{run.name} was recorded with a sampler that has a cursor, and the experiment has none; pass that "
+                "sampler"
+            )
+        return experiment
+    return replace(experiment, sampler=StoredBatches(run, segment))
+
+
+def verifier(run: Run, segment: int) -> Callable[[int, Any], None]:
+    """For a resume that passes over batches which the run has used: raises ExperimentError if one is another."""
+
+    def verify(step: int, batch: Any) -> None:
+        line = run.line(step, segment)
+        recorded = None if line is None else line.batch_hash
+        if isinstance(recorded, str) and batch_hash(as_batch(batch)) != recorded:
+            raise ExperimentError(
+                f"the iterator's batch {step} is not the one that step {step} of {run.path} used: it gives other "
+                "batches each time. Seed it; or pass no sampler and hand each batch to recorder.step(batch)"
+            )
+
+    return verify

@@ -33,7 +33,7 @@ def shown(cell: nbformat.NotebookNode) -> str:
 
 
 def test_the_notebooks_are_there():
-    assert [path.name for path in PATHS] == ["determinism.ipynb", "investigate.ipynb", "runbook.ipynb"]
+    assert [path.name for path in PATHS] == ["determinism.ipynb", "investigate.ipynb", "runbook.ipynb", "runs.ipynb"]
     assert shared("notebooks") == notebooks.FOLDER
 
 

@@ -122,5 +122,6 @@ def test_ratio_scale_and_correction():
 
 
 def test_it_needs_no_mlx():
-    code = "import sys; from workbench.probes import quantities, summary, neighbours, findings\nsys.exit('mlx' in sys.modules)"
+    code = "import sys; from workbench.probes import findings, neighbours, quantities, summary\n"
+    code += "sys.exit('mlx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -16,7 +16,7 @@ def python(*args, cwd):
 
 
 def test_ones_own_loop(tmp_path):
-    (tmp_path / "my_loop.py").write_text(next(b for b in blocks("python") if "class Batches" in b))
+    (tmp_path / "my_loop.py").write_text(next(b for b in blocks("python") if "step_fn=step" in b))
     commands = next(b for b in blocks("console") if "my_loop" in b)
     python("my_loop.py", cwd=tmp_path)
     replay = re.search(r"workbench (replay .*)", commands).group(1).split()
@@ -26,7 +26,7 @@ def test_ones_own_loop(tmp_path):
 def test_every_command_of_the_readme_exists():
     from workbench.cli import main
 
-    named = set(re.findall(r"workbench (?=[a-z])([a-z]+)", " ".join(blocks("console")))) | {"demo", "doctor", "bench"}
+    named = set(re.findall(r"workbench (?=[a-z])([a-z-]+)", " ".join(blocks("console")))) | {"demo", "doctor", "bench"}
     assert named <= set(main.commands), named - set(main.commands)
 
 

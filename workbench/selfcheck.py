@@ -46,9 +46,11 @@ class SelfCheck:
         """What the step can reach beside its state."""
         experiment = self._stepper.experiment
         yield from ((f"model.{path}", value) for path, value in beside(experiment.model))
-        for optimizer in getattr(experiment.optimizer, "optimizers", [experiment.optimizer]):
+        members = getattr(experiment.optimizer, "optimizers", None)
+        for number, optimizer in enumerate(members or [experiment.optimizer]):
+            path = f"optimizer.optimizers[{number}]" if members else "optimizer"
             settings = vars(optimizer).items()
-            yield from walk({name: value for name, value in settings if name != "_state"}, "optimizer")
+            yield from walk({name: value for name, value in settings if name != "_state"}, path)
         own = [experiment.model, experiment.optimizer, experiment.optimizer.state, experiment.sampler]
         known = {id(one) for one in (*own, experiment.extra, *experiment.extra.values())}
         for name, function in (("loss_fn", experiment.loss_fn), ("step_fn", experiment.step_fn)):

@@ -44,6 +44,7 @@ PANELS = (
     ".filter(output => 'application/vnd.jupyter.widget-view+json' in (output.data || {})).length"
 )
 BROKEN_PICTURES = (
-    "return [...open.node.querySelectorAll('img')].filter(one => !one.complete || one.naturalWidth < 100)"
+    "return [...open.node.querySelectorAll('img')].filter(one => one.style.display !== 'none')"
+    ".filter(one => !one.complete || one.naturalWidth < 100)"
     ".map(one => one.outerHTML.slice(0, 100))"
 )

@@ -143,8 +143,9 @@ class Controls(W.VBox):
 
 # JupyterLab takes the arrow keys and letters of a list for its own shortcuts, unless the list says otherwise.
 _LISTS_HAVE_KEYS = (
-    '<img alt="" src="data:," style="display:none" onerror="this.closest(\'.wb-panel\').addEventListener(\'focusin\','
-    "function(event){if(event.target.tagName==='SELECT')event.target.setAttribute('data-lm-suppress-shortcuts','')})\">"
+    '<img alt="" src="data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7" '
+    "style=\"display:none\" onload=\"this.closest('.wb-panel').addEventListener('focusin',function(event){"
+    "if(event.target.tagName==='SELECT')event.target.setAttribute('data-lm-suppress-shortcuts','')})\">"
 )
 
 

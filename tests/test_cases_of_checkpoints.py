@@ -91,7 +91,7 @@ os.replace = replace
 with recorder(sys.argv[1]) as recording:
     for batch in recording.batches(12):
         recording.step(batch)
-        recording._checkpointer.wait()
+        recording._out.saves.checkpointer.wait()
 """
 
 

@@ -121,7 +121,7 @@ def test_fewer_are_held_where_memory_is_short(tmp_path, monkeypatch, memory):
     monkeypatch.setattr(blackbox, "memory", lambda: memory * state_size(experiment) + 3)
     with recorder(tmp_path / "run", experiment) as recording:
         recording.step(next(experiment.sampler))
-        assert recording._checkpointer._saver.limit == {4: 0, 8: 1, 12: 2, 100: 2}[memory]
+        assert recording._out.saves.checkpointer._saver.limit == {4: 0, 8: 1, 12: 2, 100: 2}[memory]
         for batch in recording.batches(8):
             recording.step(batch)
     assert open_run(tmp_path / "run").checkpoints == [(0, 0), (4, 0), (8, 0)]
@@ -203,7 +203,7 @@ def test_a_run_whose_folder_has_gone_is_not_made_anew_elsewhere(tmp_path):
             for batch in recording.batches(9):
                 recording.step(batch)
                 if recording.step_number == 5:
-                    recording._checkpointer.wait()
+                    recording._out.saves.checkpointer.wait()
                     path.rename(tmp_path / "gone")
                     path.mkdir()
         assert list(path.iterdir()) == []

@@ -64,6 +64,7 @@ ABOVE = {"model", "data", "train", "training", "faults", "cli", "demo", "lab", "
 ABOVE |= {"context", "neighbours", "inquiry", "autopsy"}
 ABOVE |= {"casebook", "outcome", "trial", "baselines", "scores", "spikebench", "spikebench_report"}
 ABOVE |= {"checkpointer", "journal", "locking"}
+ABOVE |= {"run_writer", "run_manifest", "logbook", "saves", "saved_state", "continuation", "rollback", "telemetry_copy"}
 ABOVE |= {"layout", "listing", "plan", "recorded_run"}
 ABOVE |= {"verification", "verifying", "printed"} | COMMANDS
 ABOVE |= {"alterations", "recipe", "planting", "planters", "saboteur", "seams", "forks", "forking"}
@@ -215,7 +216,7 @@ def test_what_stands_beside_the_core_knows_it_not(module):
         *("norm_chart", "code_view", "work_error"),
         *("alterations", "faults", "seams"),
         *("samplers", "plain_batches", "plain_json"),
-        *("journal", "locking", "saving"),
+        *("journal", "locking", "saving", "failed_writes", "telemetry_copy"),
         *("untrusted", "interpreter", "verification"),
         *("verdict", "alarm", "suspects"),
         *("casebook", "outcome", "baselines", "scores", "spikebench", "spikebench_report"),

@@ -284,12 +284,12 @@ def test_a_failed_save_damages_no_earlier_checkpoint(tmp_path, monkeypatch):
     with recorder(path) as recording:
         for batch in recording.batches(12):
             if recording.step_number == 7:
-                recording._checkpointer.wait()
+                recording._out.saves.checkpointer.wait()
                 before = runs.digest(path / "checkpoints")
                 monkeypatch.setattr("workbench.snapshot.write_flushed", full)
             if recording.step_number == 8:
                 with pytest.warns(UserWarning, match="checkpoint 8 was not saved to .*No space left.* goes on"):
-                    recording._checkpointer.wait()
+                    recording._out.saves.checkpointer.wait()
                     recording.step(batch)
                 assert runs.digest(path / "checkpoints") == before
                 monkeypatch.undo()
@@ -320,7 +320,7 @@ def test_lines_that_can_not_be_written_wait_and_no_checkpoint_outlives_them(tmp_
         with recorder(path) as recording:
             for batch in recording.batches(12):
                 recording.step(batch)
-                recording._checkpointer.wait()
+                recording._out.saves.checkpointer.wait()
         monkeypatch.undo()
     said = [str(warning.message) for warning in told]
     assert sum("telemetry of step 6 can't be written" in text and "wait in memory" in text for text in said) == 1

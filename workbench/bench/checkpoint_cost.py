@@ -73,7 +73,7 @@ def checkpoint_cost(config: TrainConfig, files: list[Path], *, rounds: int, ever
                 for _ in range(every):
                     recorders[number].step(next(recorders[number].experiment.sampler))
                 times[number].append(time.perf_counter() - began)
-        with_them._checkpointer.wait()
+        with_them._out.saves.checkpointer.wait()
         median = [statistics.median(values) for values in times.values()]
         saved = Path(folder) / "saving" / CHECKPOINTS
         size = sum(path.stat().st_size for path in saved.glob("00000000*"))
@@ -99,7 +99,7 @@ def _watched(recorder: Recorder) -> tuple[list[float], list[float]]:
     """Lists that will hold how long each checkpoint kept the loop, and how long it took in all."""
     blocked: list[float] = []
     durable: list[float] = []
-    checkpointer, captured = recorder._checkpointer, recorder._captured
+    checkpointer, captured = recorder._out.saves.checkpointer, recorder._captured
     put, write = checkpointer.put, checkpointer.write
     began = [0.0]
 

@@ -91,7 +91,7 @@ class Saboteur(Recorder):
             self._stepper = ordinary
 
     def _edit(self, edits: Sequence[Edit]) -> None:
-        if self._saved_at != (self.step_number, self.segment):
+        if self._out.saves.last != (self.step_number, self.segment):
             self.checkpoint()  # the state that was left: what the damaged one can be compared with
         state = snapshot.capture(self.experiment, self.step_number, read_cursor(self.experiment.sampler))
         for edit in edits:

@@ -1,0 +1,136 @@
+"""The batches that a recorded loop draws, and where data and random state stood before each.
+
+Knows samplers and stored batches; nothing of steps, telemetry or checkpoints.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import ExperimentError
+from ..experiment import Batch, Experiment, as_batch, random_key, read_cursor
+from ..plain_batches import PlainBatches
+from ..redrawing import check_cursor
+from ..stored_batches import BatchStore
+from . import failed_writes
+
+
+class Drawn(NamedTuple):
+    """A batch that was handed out and not used yet: where data and random state stood before it was drawn."""
+
+    cursor: dict[str, Any]
+    key: tuple[int, int]
+    key_after: tuple[int, int]  # another one if the sampler draws random numbers
+
+
+class Draws:
+    """
+    Args:
+        experiment: whose sampler is drawn from.
+        path: the run's folder, where the batches of a sampler without a cursor are stored.
+        budget: bytes that they may take.
+        check: whether the second batch is drawn twice.
+
+    Attributes:
+        cursor: that of the state that the last step left.
+        drawn: the batch that the next step is to use; None: it is not drawn yet, or by the loop itself.
+        left_out: steps whose batch is to be left out when it comes.
+    """
+
+    def __init__(self, experiment: Experiment, path: Path, budget: int, *, check: bool) -> None:
+        self._experiment, self._path, self._check = experiment, path, check
+        self._store = BatchStore(path, budget) if isinstance(experiment.sampler, PlainBatches) else None
+        self._first: dict[str, Any] | None = None  # the cursor before the first batch
+        self.cursor: dict[str, Any] = {}
+        self.drawn: Drawn | None = None
+        self.left_out: set[int] = set()
+
+    @property
+    def stored(self) -> bool:
+        """Whether batches are stored, since they can't be drawn again."""
+        return self._store is not None
+
+    def draw(self) -> Any:
+        """The sampler's next batch, as it gives it.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        cursor, key = read_cursor(self._experiment.sampler), random_key()
+        batch = next(self._experiment.sampler)
+        self.drawn = Drawn(cursor, key, random_key())
+        return batch
+
+    def instead(self, number: int) -> Batch | None:
+        """If the batch of a step is to be left out: draws the one after it, to be used in its place.
+
+        Returns:
+            That batch; None: the step's own is used, for it is not to be left out, or there is no other.
+        """
+        if number not in self.left_out:
+            return None
+        self.left_out.remove(number)
+        cursor, key = read_cursor(self._experiment.sampler), random_key()
+        other = next(self._experiment.sampler, None)
+        if other is None:
+            return None
+        batch = as_batch(other)
+        self.drawn = Drawn(cursor, key, random_key())
+        return batch
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """The cursor of the state that the next step starts from."""
+        return self.cursor if self.drawn is None else self.drawn.cursor
+
+    def key(self) -> tuple[int, int]:
+        """The random state between two steps: without what the sampler drew for a batch, which a replay draws again."""
+        key = random_key()
+        return self.drawn.key if self.drawn is not None and key == self.drawn.key_after else key
+
+    def use(self, batch: Batch, number: int, *, first: bool) -> dict[str, Any]:
+        """The cursor after the batch that step `number` is about to use. That of the second one is checked.
+
+        Args:
+            first: no step was performed before it.
+
+        Raises:
+            ExperimentError: the batch can't be drawn again from it, or no longer be stored.
+        """
+        sampler = self._experiment.sampler
+        if isinstance(sampler, PlainBatches):
+            assert self._store is not None
+            self._store.refuse_beyond(batch)
+            sampler.consumed()
+            return read_cursor(sampler)
+        cursor, before = read_cursor(sampler), self.place
+        if first:
+            self._first = before
+        elif self._check and self._first is not None:
+            start, self._first = self._first, None
+            try:
+                check_cursor(sampler, batch, before=before, after=cursor, key=self.key(), number=2, first=start)
+            except ExperimentError as error:
+                raise ExperimentError(
+                    f"step {number} can't be replayed: {error}. (self_check=False records it all the same)"
+                ) from error
+        return cursor
+
+    def store(self, name: str, batch: Batch, step: int) -> str | None:
+        """Stores the batch of a step under its hash, if batches are stored. Returns a sentence if it can't be."""
+        try:
+            if self._store is not None:
+                self._store.put(name, batch)
+        except OSError as error:
+            return failed_writes.of_batch(step, error)
+        return None
+
+    def sync(self, step: int) -> str | None:
+        """Makes what was stored durable, before the checkpoint of a step. Returns a sentence if that fails."""
+        try:
+            if self._store is not None:
+                self._store.sync()
+        except OSError as error:
+            return failed_writes.of_checkpoint_without_batches(step, self._path, error)
+        return None

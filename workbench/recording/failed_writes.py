@@ -1,0 +1,31 @@
+"""What a recorder says of what could not be written. A full disk stops no training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..checkpointer import Failure
+
+
+def of_checkpoint(failure: Failure, path: Path) -> str:
+    return (
+        f"{failure.what} was not saved to {path}: {failure.error}. Training goes on; the checkpoints "
+        "before it are untouched, and the next one is tried when it is due."
+    )
+
+
+def of_checkpoint_without_batches(step: int, path: Path, error: OSError) -> str:
+    return (
+        f"checkpoint {step} was not saved to {path}, since batches can't be: {error}. "
+        "Training goes on; the next one is tried when it is due."
+    )
+
+
+def of_batch(step: int, error: OSError) -> str:
+    return f"the batch of step {step} was not stored, so that step can't be replayed: {error}. Training goes on."
+
+
+def of_rollback(step: int, error: Exception) -> str:
+    return f"step {step} is unstable, and was not taken back: {error}. Training goes on from it."

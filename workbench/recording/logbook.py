@@ -1,0 +1,81 @@
+"""The telemetry that a recorder writes: when each line was written, how fast the steps are, what can't be written.
+
+Knows lines; nothing of states, checkpoints or MLX's arrays.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ..environment import PROCESS
+from ..files import sync_folder
+from ..journal import Journal
+from ..recorded.layout import TELEMETRY
+from ..telemetry import Line, Writer
+
+
+class Logbook:
+    """
+    Args:
+        path: the run's folder.
+        copy: a second writer that receives each line too.
+        began: Unix time in seconds, that elapsed time counts from.
+
+    Attributes:
+        journal: the open telemetry.
+    """
+
+    def __init__(self, path: Path, copy: Writer | None, began: float) -> None:
+        self._path, self._began = path, began
+        self.journal = Journal(path / TELEMETRY, copy)
+        sync_folder(path)  # the name of the file
+        self._step_ended = time.perf_counter()
+        self._telling = False  # the user knows that telemetry can't be written just now
+
+    def append(self, segment: int, **fields: Any) -> None:
+        """Appends a line with the time."""
+        now = time.time()
+        when: dict[str, Any] = {"t": round(now, 3), "elapsed_s": round(now - self._began, 3), "segment": segment}
+        self.journal.put(Line(**when, **fields))
+
+    def open_process(self, segment: int, step: int, run: str, lanes: dict[str, str]) -> None:
+        """The first line that this process writes; the first step is timed from here."""
+        torn = {"torn_bytes": self.journal.torn_bytes} if self.journal.torn_bytes else {}
+        self.append_meta(segment, step, run, lanes, **torn)
+        self._step_ended = time.perf_counter()
+
+    def append_meta(self, segment: int, step: int, run: str, lanes: dict[str, str], **more: Any) -> None:
+        """Says which state a segment goes on from."""
+        self.append(segment, type="meta", step=step, run=run, process=PROCESS, state=lanes, **more)
+
+    def effort(self) -> dict[str, Any]:
+        """What the step that has just ended took, as it is logged."""
+        now = time.perf_counter()
+        speed, self._step_ended = 1 / max(now - self._step_ended, 1e-9), now
+        return {"step_per_s": round(speed, 4), "peak_rss_mb": _peak_mb()}
+
+    def trouble(self, step: int) -> str | None:
+        """A sentence on why telemetry can't be written, if the user does not know yet, or if that is for good."""
+        error, telling = self.journal.failure or self.journal.copy_failure, self._telling
+        self._telling = error is not None
+        if error is None or (telling and not self.journal.lost):
+            return None
+        lost = "Nothing more is recorded." if self.journal.lost else "Training goes on; its lines wait in memory."
+        return f"telemetry of step {step} can't be written to {self._path}: {error}. {lost}"
+
+    def close(self) -> str | None:
+        """Closes the files. Returns a sentence on lines that were not written, if there are any."""
+        self.journal.close()
+        failure = self.journal.failure or self.journal.copy_failure
+        if failure is None:
+            return None
+        return f"the last lines of telemetry of {self._path} were not written: {failure}"
+
+
+def _peak_mb() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kB on Linux, bytes on macOS
+    return round(peak / (1024 if sys.platform != "darwin" else 1024**2), 1)

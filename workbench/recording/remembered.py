@@ -1,0 +1,47 @@
+"""What the last step left, remembered to tell later whether the loop has changed it.
+
+Knows experiments and states; nothing of folders or telemetry but what a line says of edits.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import mlx.core as mx
+
+from ..experiment import Experiment, state_arrays
+from ..observe import learning_rates, rate_paths
+from ..snapshot import State
+from ..telemetry import Edits
+
+
+class Remembered:
+    """
+    Attributes:
+        rng: the random state; None: of a run that begins with whatever there is.
+    """
+
+    def __init__(self) -> None:
+        self.rng: tuple[int, int] | None = None
+        self._rates: list[str | None] = []
+        self._rate_arrays: dict[str, mx.array] = {}
+
+    def keep_rates(self, experiment: Experiment) -> None:
+        """Remembers the learning rates of this state, for the loop may set others before the next step."""
+        self._rates = learning_rates(experiment)
+        found = state_arrays(experiment.optimizer.state)
+        self._rate_arrays = {path: copy.copy(found[path]) for path in rate_paths(experiment) if path in found}
+
+    def edits(self, experiment: Experiment, key: tuple[int, int]) -> Edits:
+        """What the loop changed between two steps, of what a replay can change too.
+
+        Args:
+            key: the random state now.
+        """
+        rates = learning_rates(experiment)
+        return Edits(rng=None if key == self.rng else key, learning_rate=None if rates == self._rates else rates)
+
+    def as_left(self, state: State) -> State:
+        """The state with the learning rates that the last step left."""
+        return replace(state, optimizer=state.optimizer | self._rate_arrays)

@@ -1,0 +1,186 @@
+"""The folder of a run while it is recorded: its manifest, its telemetry and its checkpoints, and who may write to them.
+
+Knows states and the folder's layout; nothing of loops, batches or steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .. import manifest as manifests
+from .. import snapshot
+from ..blackbox import BlackBox
+from ..errors import RunError
+from ..experiment import Experiment
+from ..files import make_folder
+from ..fingerprint import known_method, method_here
+from ..locking import Lock
+from ..manifest import Manifest
+from ..run import CHECKPOINTS, Run, refuse_existing
+from ..snapshot import State
+from ..step import Stepper
+from ..telemetry import Writer
+from .logbook import Logbook
+from .run_manifest import first_manifest, with_segment
+from .saves import Saves
+from .telemetry_copy import open_copy
+from .terms import Terms
+
+
+class RunWriter:
+    """
+    Args:
+        path: the run's folder.
+        terms: what the run is recorded with.
+        black_box: how many states are committed because a spike comes after them.
+        began: Unix time in seconds, of this recording.
+
+    Attributes:
+        manifest: of a new run only once it is created; of one that is gone on with, as it will then be.
+        segment: the one that is being written.
+        method: of the fingerprints.
+        saves: its checkpoints.
+        logbook: its telemetry; None: before the first step and after the end.
+    """
+
+    def __init__(self, path: Path, terms: Terms, black_box: int, began: float) -> None:
+        self.path, self._terms, self._black_box, self.began = path, terms, black_box, began
+        self.manifest: Manifest
+        self.segment, self.method = 0, method_here()
+        self.saves = Saves(path)
+        self.logbook: Logbook | None = None
+        self._copy: Writer | None = None
+        self._unlock: Callable[[], Any] = lambda: None
+
+    def lock(self) -> None:
+        """Two recorders that went on with one run would mix their lines, and make its telemetry unreadable."""
+        self._unlock = Lock(self.path).release
+
+    def unlock(self) -> None:
+        self._unlock()
+
+    def reopen(self) -> Run:
+        """Takes a run that there is, to go on with it.
+
+        Raises:
+            RunError: there is none, or another recorder has it, or this workbench lacks the method of its fingerprints.
+        """
+        run = Run(self.path)
+        self.lock()
+        self.manifest, self.method = run.manifest, known_method(run.manifest.fingerprint, self.path)
+        return run
+
+    def open_copy(self, path: Path | None, *, new: bool) -> None:
+        """Opens the file that receives each line too, once; see `telemetry_copy`."""
+        if path is not None and self._copy is None:
+            self._copy = open_copy(path, self.path, None if new else self.manifest.run)
+
+    def create(self, experiment: Experiment, stepper: Stepper, start: State, rate_factor: float) -> None:
+        """A new run, whose first step `stepper` has performed: manifest, the telemetry's first line, checkpoint 0.
+
+        Args:
+            start: the state from which that step started.
+            rate_factor: what schedules of learning rates are multiplied by.
+
+        Raises:
+            RunError: the folder holds a run already.
+        """
+        self.saves.box = BlackBox.for_experiment(experiment, self._black_box)
+        make_folder(self.path)
+        self.lock()
+        refuse_existing(self.path)  # before this process had it
+        self.manifest = first_manifest(
+            experiment,
+            stepper,
+            self._terms,
+            began=self.began,
+            start=start.step,
+            rate_factor=rate_factor,
+            fingerprint=self.method,
+        )
+        manifests.write(self.manifest, self.path)
+        lanes = start.lanes(self.method)
+        self._open_telemetry(experiment, start.step, lanes)
+        self.saves.checkpointer.write(start, self.manifest, self.segment, lanes)
+        self.saves.last = (start.step, self.segment)
+
+    def go_on(self, experiment: Experiment, start: State, *, edited: bool) -> None:
+        """With a run that there is, of whose segment to go on in `manifest` says already.
+
+        Args:
+            edited: `start` is another state than the one that was left.
+        """
+        self.saves.box = BlackBox.for_experiment(experiment, self._black_box)
+        there = {entry.segment for entry in manifests.read(self.path).segments}
+        if edited and self.segment in there:
+            self.manifest = with_segment(self.manifest, self.segment, start.step)
+            self.segment = len(self.manifest.segments) - 1
+        for folder in (self.path, self.path / CHECKPOINTS):
+            snapshot.sweep(folder)
+        if self.segment not in there:
+            manifests.write(self.manifest, self.path)
+        self._open_telemetry(experiment, start.step, start.lanes(self.method))
+
+    def add_segment(self, start: int) -> None:
+        """Goes on in a segment that starts from the state of this step."""
+        manifest = with_segment(self.manifest, self.segment, start)
+        manifests.write(manifest, self.path)  # before anything goes on in it: without it no line of it could be read
+        self.enter(manifest)
+
+    def enter(self, manifest: Manifest) -> None:
+        """Goes on in the last segment of a manifest that is written already."""
+        self.manifest, self.segment = manifest, len(manifest.segments) - 1
+
+    def run(self) -> Run:
+        """The run as its folder holds it now, with the manifest that it will have."""
+        run = Run(self.path)
+        run.manifest = self.manifest
+        return run
+
+    def append(self, **fields: Any) -> None:
+        """Appends a line to the telemetry.
+
+        Raises:
+            RunError: it is not open.
+        """
+        if self.logbook is None:
+            raise RunError(f"nothing can be logged to {self.path} before its first step or after its end")
+        self.logbook.append(self.segment, **fields)
+
+    def append_meta(self, step: int, lanes: dict[str, str]) -> None:
+        """Appends the line that says from which state a segment goes on."""
+        assert self.logbook is not None
+        self.logbook.append_meta(self.segment, step, self.manifest.run, lanes)
+
+    def troubles(self, step: int) -> Iterator[str]:
+        """What could not be written since this was last asked, a sentence each. A full disk stops no training."""
+        assert self.logbook is not None
+        yield from self.saves.failures()
+        if (said := self.logbook.trouble(step)) is not None:
+            yield said
+
+    def close(self) -> str | None:
+        """Ends the recording. If a second Ctrl-C cuts the waiting short, what is still being written ends by itself,
+        and the run stays taken until the process has ended.
+
+        Returns:
+            A sentence on lines that were not written, if there are any.
+        """
+        if self.logbook is not None:
+            self.saves.checkpointer.wait()
+        elif self._copy is not None:
+            self._copy.close()
+        logbook, self.logbook = self.logbook, None
+        try:
+            return None if logbook is None else logbook.close()
+        finally:
+            self._unlock()
+
+    def _open_telemetry(self, experiment: Experiment, step: int, lanes: dict[str, str]) -> None:
+        logbook = Logbook(self.path, self._copy, self.began)
+        back = self._terms.recovery.back if self._terms.recovery.mode == "on" else 0
+        self.saves.open(experiment, logbook.journal, self.method, self._terms.keep, back)
+        self.logbook = logbook
+        logbook.open_process(self.segment, step, self.manifest.run, lanes)

@@ -107,6 +107,14 @@ def test_by_default_it_is_noted_and_the_state_before_it_kept(tmp_path, caplog):
     assert same == steps_of(other)  # judging moves no bit
 
 
+def test_a_run_with_rough_gradients_is_not_told_of_each(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "workbench"):
+        run = record(tmp_path / "run", 60, build(()), auto_rollback=Recovery(window=3, factor=1.01), save_every=0)
+    said = [message for message in caplog.messages if "is unstable" in message]
+    assert len(said) == 5 and said[-1].endswith("further ones are noted in the telemetry only")
+    assert sum("unstable" in line for line in steps_of(run).values()) > 10
+
+
 # ------------------------------------------------------------------------------------------------------------- rollback
 
 

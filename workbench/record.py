@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from .forks import ForkPoint
 
 
+TOLD = 5  # stretches of unstable steps that the log tells of: a run whose gradients are rough has hundreds
 log = logging.getLogger("workbench")
 
 
@@ -148,6 +149,7 @@ class Recorder:
                 "state_dict() and load_state_dict(cursor), which can draw them again"
             )
         self.unstable: str | None = None
+        self._told = 0
         self.rolled_back: int | None = None
         self.rate_factor = 1.0
         self._terms = terms.Terms(
@@ -403,10 +405,10 @@ class Recorder:
             self._out.create(self.experiment, self._stepper, start, self.rate_factor)
         else:
             self._out.go_on(self.experiment, start, edited=self._edited)
+            if self._found is not None:  # before anything is thinned
+                self._out.saves.know(self._found.boxed, self._found.finite)
             if self._edited:  # as `open_segment`
                 self._save_now(start, lanes)
-        if self._found is not None:
-            self._out.saves.know(self._found.boxed, self._found.finite)
         self._out.saves.box.hold(Held(start, self.segment, lanes))
 
     # ---- going on
@@ -435,7 +437,10 @@ class Recorder:
         effort = self._out.logbook.effort()
         judged = self._judge.judge(self.step_number, float(seen.loss), float(seen.grad_norm))
         if judged.unstable is not None and self.unstable is None:  # once for a stretch of them
-            log.warning("step %d is unstable: %s", self.step_number, judged.unstable)
+            self._told += 1
+            if self._told <= TOLD:
+                last = "; further ones are noted in the telemetry only" if self._told == TOLD else ""
+                log.warning("step %d is unstable: %s%s", self.step_number, judged.unstable, last)
         self.reading, self.unstable = judged
         self._out.append(type="step", step=self.step_number, **effort, **judged.fields(), **edits, **seen.fields())
 

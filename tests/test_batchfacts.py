@@ -172,19 +172,20 @@ def test_frequencies_of_a_short_range_are_all_of_it_and_of_a_long_one_evenly_spr
 # ------------------------------------------------------------------------------------------------- a loop of one's own
 
 
-def test_a_loop_of_ones_own_needs_a_trace_and_says_what_stays_unknown(tmp_path):
+def test_a_loop_of_ones_own_needs_its_sampler_or_a_trace_and_says_what_stays_unknown(tmp_path):
     parts = runs.parts(runs.build())
     with Recorder(tmp_path / "mine", *parts, compile=False) as recorder:
         for batch in recorder.batches(3):
             recorder.step(batch)
     run = Run(tmp_path / "mine")
-    with pytest.raises(DataError, match=r"only that loop's sampler knows.*no trace of step 2.*run.batch_facts\(2, "):
+    with pytest.raises(DataError, match=r"only that sampler has them.*workbench batch .*mine --step 2 --factory "):
         run.batch_facts(2)
     facts = run.batch_facts(2, run.replay(2, experiment=runs.build(), fresh_process=False))
     assert facts["row"].tolist() == [0, 1, 2, 3] and set(facts["step"]) == {2}
-    assert facts[["source", "offset", "epoch", "text", "seen_at", "distinct"]].isna().all(axis=None)
-    first, second = facts.attrs["notices"]
-    assert "can't be known without its sampler" in first and "not one of token ids" in second
+    assert facts[["source", "offset", "epoch", "seen_at", "distinct"]].isna().all(axis=None)
+    assert facts["text"][0].startswith("float32[3] ")
+    first, second, third = facts.attrs["notices"]
+    assert "only that loop knows" in first and "not one of token ids" in second and "no loss of each row" in third
 
 
 class Tokens:
@@ -241,7 +242,7 @@ def test_token_ids_of_ones_own_loop_have_facts_and_a_trace_file_only_losses(tmp_
     assert facts["share"].is_monotonic_decreasing and facts["share"].sum() == pytest.approx(1)
     from_file = run.batch_facts(2)
     assert from_file["loss"].tolist() == facts["loss"].tolist() and from_file["distinct"].isna().all()
-    assert "pass the trace of a replay" in from_file.attrs["notices"][1]
+    assert "holds the losses of the rows, not the batch itself" in from_file.attrs["notices"][0]
 
 
 # ---------------------------------------------------------------------------------------------------------- the command

@@ -23,7 +23,7 @@ LIGHT = (
     *("telemetry", "trace", "compare", "spikes", "plots", "run", "manifest", "cli", "bits", "files", "errors"),
     *("changes", "rowfacts", "batchfacts", "traces", "whatif"),
     *("paired", "logged", "ladder"),
-    *("verdict", "alarm", "suspects"),
+    *("verdict", "alarm", "suspects", "kind_names"),
     *("quantities", "summary", "measured", "trace_tables", "findings", "neighbours", "context_tables", "heatmap"),
     *("rolling", "cusum", "rules", "detecting", "shared_spikes", "thinning", "curve", "curves", "curves_figure"),
     "dashboard",
@@ -66,7 +66,7 @@ ABOVE |= {"casebook", "outcome", "trial", "baselines", "scores", "spikebench", "
 ABOVE |= {"checkpointer", "journal", "locking"}
 ABOVE |= {"run_writer", "run_manifest", "logbook", "saves", "saved_state", "continuation", "rollback", "telemetry_copy"}
 ABOVE |= {"layout", "listing", "plan", "recorded_run"}
-ABOVE |= {"verification", "verifying", "printed"} | COMMANDS
+ABOVE |= {"verification", "verifying", "proving", "batch_files", "own_batches", "example_lines", "printed"} | COMMANDS
 ABOVE |= {"alterations", "recipe", "planting", "planters", "saboteur", "seams", "forks", "forking"}
 SCREEN = {"ipywidgets", "matplotlib", "IPython", "rich", "click"}
 

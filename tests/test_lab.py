@@ -1,5 +1,6 @@
 """`workbench lab`: a working copy of the notebooks that never writes over a person's edits, and JupyterLab on it."""
 
+import json
 import shutil
 import sys
 from urllib.parse import unquote
@@ -108,6 +109,26 @@ def test_a_run_may_have_any_name(started, tmp_path, monkeypatch, name):
     exec(nbformat.read(file, as_version=4).cells[1]["source"], names)
     assert names["panel"].opened.path == path
     W.Widget.close_all()
+
+
+def test_a_log_of_another_program_is_opened_too(started, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_RUN", "to be undone")
+    log = tmp_path / "trainer_state.json"
+    history = [{"step": step, "loss": 2.0 + step % 3} for step in range(1, 30)]
+    log.write_text(json.dumps({"global_step": 29, "log_history": history}))
+    assert runs.here("lab", log).code == 0
+    monkeypatch.delenv("WORKBENCH_RUN")
+    names: dict = {}
+    exec(nbformat.read(tmp_path / "spike-workbench" / shown(started[-1][1]), as_version=4).cells[1]["source"], names)
+    assert names["panel"].opened.path == log and names["panel"].last_error is None
+    W.Widget.close_all()
+
+
+@pytest.mark.parametrize("content", ["no log", ""])
+def test_a_file_that_is_no_log_is_refused(started, tmp_path, content):
+    (tmp_path / "notes.txt").write_text(content)
+    assert "expected" in runs.here("lab", tmp_path / "notes.txt").sentence.lower()
+    assert started == [] and not (tmp_path / "spike-workbench").exists()
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,37 @@ def test_it_has_the_bits_of_the_step_outside_of_a_recorder(tmp_path, kind):
     assert record(tmp_path / "run", kind(), compile=False)[1] == alone
 
 
+def test_it_is_compiled_only_if_asked(tmp_path):
+    for compiled in (None, False, True):
+        run, _ = record(tmp_path / str(compiled), Clipped(), 1, compile=compiled)
+        assert run.manifest.options["compile"] is (compiled is True)
+    assert wb.Experiment(*Clipped().parts(), step_fn=Clipped().step).options.compile is False
+    assert wb.Experiment(*Clipped().parts()).options.compile is True
+
+
+@pytest.mark.parametrize("look", [lambda loss: loss.item(), lambda loss: loss > 0 and None, mx.eval], ids=str)
+def test_a_compiled_step_that_evaluates_an_array_is_told_apart_from_a_compiled_function_in_it(tmp_path, look):
+    class Looking(Clipped):
+        def step(self, x, y):
+            loss = super().step(x, y)
+            look(loss)
+            return loss
+
+    with pytest.raises(ExperimentError, match=r"^step_fn evaluates an array .* leave compile=True out"):
+        record(tmp_path / "run", Looking(), compile=True)
+    assert (
+        record(tmp_path / "eager", Looking(), compile=False)[1] == record(tmp_path / "x", Clipped(), compile=False)[1]
+    )
+
+
+def test_a_batch_that_is_a_dict_is_refused_with_what_to_hand_over(tmp_path):
+    job = Clipped()
+    x, y = next(job.sampler)
+    with wb.Recorder(tmp_path / "run", job.model, job.optimizer, mse, step_fn=job.step) as recorder:
+        with pytest.raises(ExperimentError, match=r"a dict; .*recorder\.step\(\(batch\['x'\], batch\['y'\]\)\)"):
+            recorder.step({"x": x, "y": y})
+
+
 def test_gradients_are_those_before_clipping(tmp_path):
     run, _ = record(tmp_path / "run", Clipped())
     plain = Job()
@@ -221,7 +252,7 @@ def test_state_that_is_not_handed_over_is_refused_at_the_first_step(tmp_path):
 def test_changing_extra_state_between_steps_spoils_the_checkpoint(tmp_path):
     """As with weights: it is not the state that the step left, and is not saved as such."""
     job = Averaged()
-    with wb.Recorder(tmp_path / "run", *job.parts(), **job.options(), save_every=0) as recorder:
+    with wb.Recorder(tmp_path / "run", *job.parts(), **job.options(), compile=True, save_every=0) as recorder:
         for batch in recorder.batches(4):
             recorder.step(batch)
             recorder.checkpoint()

@@ -94,7 +94,7 @@ def test_arguments_that_do_not_fit(manifest, tmp_path, arguments):
 def test_a_loop_that_named_no_factory_says_what_to_pass(manifest, tmp_path):
     for kind in ({"kind": "none"}, {}, {"kind": "magic"}, {"kind": ["trainer"]}):
         changed = msgspec.structs.replace(manifest, rebuild=kind, data=[])
-        refused(changed, tmp_path, "named no factory; pass the experiment", "experiment=Experiment(")
+        refused(changed, tmp_path, "named no factory; pass the experiment", "experiment=wb.Experiment(")
 
 
 # ------------------------------------------------------------------------------------------------------------- trainer

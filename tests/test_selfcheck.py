@@ -12,6 +12,7 @@ import pytest
 from helpers import Points, mlp, mse
 
 import workbench as wb
+from workbench.bits import bits_float
 from workbench.errors import ExperimentError
 from workbench.reachable import unseen
 from workbench.trainer.prefetch import Prefetcher
@@ -130,20 +131,49 @@ def test_a_number_that_the_optimizer_keeps_beside_its_state_is_named(tmp_path):
             recorder.step(batch)
 
 
-def test_what_is_changed_but_not_used_is_a_warning(tmp_path):
-    seen = {"losses": 0}
+def counting(seen):
+    """A loss that counts its calls, and is another one from the fourth on."""
 
     def loss_fn(model, x, y):
-        seen["losses"] += 1
+        seen["calls"] += 1
+        return mse(model, x, y) * (2 if seen["calls"] > 3 else 1)
+
+    return loss_fn
+
+
+def test_a_number_that_the_step_changes_is_refused_even_if_the_first_step_does_not_depend_on_it(tmp_path):
+    seen = {"calls": 0}
+    words = r"changes a number that no checkpoint holds, loss_fn\.seen\.calls \(from 0 to 1\)"
+    refused(tmp_path / "run", words, loss_fn=counting(seen), compile=False)
+    assert seen["calls"] == 0  # and it can be begun again
+
+
+def test_without_the_check_its_training_is_that_of_the_plain_loop(tmp_path):
+    model, optimizer, sampler = mlp(0.1), optim.AdamW(1e-2), Points()
+    passes, losses = nn.value_and_grad(model, counting({"calls": 0})), []
+    for _ in range(6):
+        loss, gradients = passes(model, *(mx.array(part) for part in next(sampler)))
+        optimizer.update(model, gradients)
+        losses.append(loss.item())
+    with pytest.warns(UserWarning, match=r"loss_fn\.seen\.calls is 6 now, but no checkpoint holds it"):
+        run = record(tmp_path / "run", 6, loss_fn=counting({"calls": 0}), compile=False, self_check=False)
+    assert [bits_float(run.line(step, 0).loss_bits) for step in range(1, 7)] == losses
+
+
+@pytest.mark.parametrize("options", [{}, {"compile": False}], ids=["compiled", "eager"])
+def test_the_check_leaves_what_the_step_changes_as_one_step_left_it(tmp_path, options):
+    seen = {"calls": 0 if not options else "", "sum": mx.zeros(1)}
+
+    def loss_fn(model, x, y):
+        seen["calls"] += 1 if not options else "x"
+        seen["sum"] = seen["sum"] + 1
         return mse(model, x, y)
 
-    with pytest.warns(
-        UserWarning, match=r"changes what no checkpoint holds: loss_fn\.seen\.losses\. The first step does"
-    ):
-        run = record(tmp_path / "run", loss_fn=loss_fn, compile=False)
-    assert run.replay(
-        3, experiment=wb.Experiment(mlp(0.1), optim.AdamW(1e-2), loss_fn, Points(), wb.StepOptions(compile=False))
-    ).exact
+    with pytest.warns(UserWarning, match=r"changes what no checkpoint holds: loss_fn\.seen\.calls, loss_fn\.seen\.sum"):
+        record(tmp_path / "run", 1, loss_fn=loss_fn, **options)
+    assert seen["calls"] == (1 if not options else "x")
+    if options:
+        assert seen["sum"].item() == 1
 
 
 # --------------------------------------------------------------------------------------------------- random states

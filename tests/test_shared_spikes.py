@@ -1,5 +1,7 @@
 """workbench.detection.shared_spikes, and `workbench spikes`: the same spike in several runs is noticed."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -93,11 +95,39 @@ def test_the_command_takes_several_runs(tmp_path):
     one, two = log(tmp_path, "one.csv", [150], seed=1), log(tmp_path, "two.csv", [150], seed=2)
     said = runs.here("spikes", one, two)
     assert said.code == 0 and "the same spike is seen in more than one run: step 150" in said.out
-    assert "drift is silent" in said.err
+    (line,) = [line for line in said.err.splitlines() if "silent" in line]
+    assert "drift is silent in all runs" in line
     document = runs.strict(runs.here("spikes", one, two, "--json", "--near", "0").out)
     assert document["near"] == 0 and document["pairs"] == 1
     (event,) = document["events"]
     assert (event["step"], event["one.csv"], event["two.csv"], event["runs"]) == (150, 150, 150, 2)
+
+
+def test_rules_with_too_few_values_are_named_in_one_line(tmp_path):
+    long = tmp_path / "long.csv"
+    long.write_text("step,loss\n" + "".join(f"{step},{2 + step % 7 / 10}\n" for step in range(1, 700)))
+    found = wb.compare_spikes([log(tmp_path, "a.csv", []), long, log(tmp_path, "b.csv", [], seed=3)], ["drift"])
+    assert [one for one in found.notices if "silent" in one] == ["Too few values: drift is silent in a.csv and b.csv."]
+    assert found.found["long.csv"].attrs["silent"] == [] and found.found["a.csv"].attrs["silent"] == ["drift"]
+
+
+def test_the_command_says_as_what_it_read_a_log_and_takes_the_names_from_the_user(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"global_step": n, "loss": 2.0, "train/ce": 2.0 + n % 3 / 100 + 9 * (n == 90)} for n in range(1, 121)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = runs.here("spikes", path, "--rule", "robust_z")
+    assert said.out == "no spikes\n"
+    assert f"{path}: Recognised as JSON lines: step = 'global_step', loss = 'loss'" in said.err
+    named = ("--format", "jsonl", "--columns", "loss=train/ce,step=global_step")
+    said = runs.here("spikes", path, "--rule", "robust_z", *named)
+    assert said.out.startswith("step 90 ") and "Read as JSON lines: step = 'global_step', loss = 'train/ce'" in said.err
+    assert runs.strict(runs.here("spikes", path, "--rule", "robust_z", *named, "--json").out)[0]["step"] == 90
+    assert "step 90 in" in runs.here("spikes", path, path, *named).out
+    assert runs.here("spikes", path, "--columns", "loss").code == 2
+    assert "has no 'ce'" in runs.here("spikes", path, "--columns", "loss=ce").sentence
+    assert "format is 'xml'" in runs.here("spikes", path, "--format", "xml").sentence
+    run = runs.recorded_read_only()
+    assert "go with logs of other programs" in runs.here("spikes", run, "--format", "csv").sentence
 
 
 def test_the_command_asks_other_rules_of_one_run(tmp_path):

@@ -70,6 +70,63 @@ def test_a_short_row_of_one_token_is_wrong_too():
     assert odd_rows(found, short)[3].why[0] == "one token throughout"
 
 
+PAD = 0
+
+
+def padded(found, row, end, token=PAD):
+    found[0][row, end:], found[1][row, end - 1 :] = token, -1
+
+
+def by_lengths(one, ends):
+    """As mlx-lm has it: tokens, and where in each row what counts begins and ends."""
+    tokens = one[0].copy()
+    for row, end in enumerate(ends):
+        tokens[row, end:] = PAD
+    return [tokens, np.array([[3, end] for end in ends], np.int32)]
+
+
+ENDS = [LENGTH, 12, LENGTH, 10, LENGTH, 14, LENGTH, 11]
+
+
+def test_padding_is_no_repetition():
+    """Where targets below 0 or lengths say which positions do not count, as long as what stands there is one token."""
+    found = batch(99)
+    for row in (1, 3):
+        padded(found, row, 12)
+    repeated_rows = [row for row, one in odd_rows(found, PAST).items() if any("repeated" in why for why in one.why)]
+    assert repeated_rows == []
+    past = [by_lengths(one, ENDS) for one in PAST]
+    assert not any(
+        "token" in why and "repeated" in why
+        for one in odd_rows(by_lengths(found, ENDS), past).values()
+        for why in one.why
+    )
+    empty = np.zeros((8, 0, 16), np.int32)  # the widths of micro-batches
+    lengths = [*by_lengths(found, ENDS), empty]
+    assert not any("repeated" in why for one in odd_rows(lengths, past).values() for why in one.why)
+
+
+def test_repetition_that_counts_is_named_beside_padding():
+    found = batch(99)
+    found[0][1, :40] = found[1][1, :40] = 7
+    padded(found, 1, 40)
+    assert "one token repeated 40 times" in odd_rows(found, PAST)[1].why
+    lengths = by_lengths(batch(99), ENDS)
+    lengths[0][2, :40] = 7
+    past = [by_lengths(one, ENDS) for one in PAST]
+    assert "one token repeated 37 times" in odd_rows(lengths, past)[2].why  # what counts begins at 3
+    lengths[1][2] = [45, 48]  # 40 of the prompt do not count: one token at the beginning
+    assert not any("repeated" in why for why in getattr(odd_rows(lengths, past).get(2), "why", []))
+
+
+def test_without_a_word_on_what_counts_every_position_does():
+    found = batch(99)
+    found[0][1, 12:] = PAD
+    assert f"one token repeated {LENGTH - 12} times" in odd_rows(found[:1], [one[:1] for one in PAST])[1].why
+    pairs = np.array([[60, 10]] * 8, np.int32)  # no beginning and end of 48 tokens
+    assert f"one token repeated {LENGTH - 12} times" in odd_rows([found[0], pairs], PAST)[1].why
+
+
 def losses(*high, of=8):
     found = 2.7 + 0.1 * np.random.default_rng(3).uniform(-1, 1, of)
     found[list(high)] += 3.0

@@ -4,12 +4,15 @@ import json
 import shutil
 
 import helpers
+import numpy as np
 import pytest
 import runs
+from helpers import mse
 
-from workbench.errors import ExperimentError, ReplayError, RunError
+from workbench.errors import EnvironmentMismatch, ExperimentError, RunError
+from workbench.proving import sample
+from workbench.record import Recorder
 from workbench.run import open_run
-from workbench.verifying import sample
 
 
 @pytest.fixture
@@ -109,8 +112,8 @@ def test_damaged_telemetry_is_said_once_and_the_digests_are_checked_all_the_same
     found = open_run(run).verify()
     assert wrong(run)[:2] == ("telemetry", "telemetry.jsonl")
     assert set(verdicts(found, "checkpoint").values()) == {"unverified"}
-    with pytest.raises(ReplayError, match="can be replayed while its telemetry is damaged"):
-        open_run(run).verify(replay=1)
+    proven = open_run(run).verify(replay=1).checks[-1]
+    assert (proven.kind, proven.verdict) == ("step", "mismatch") and "could not be replayed" in proven.detail
 
 
 def test_a_changed_corpus_and_a_missing_one(run, tmp_path):
@@ -168,11 +171,12 @@ def test_steps_on_another_machine_are_informational_and_not_exact(run):
     assert set(verdicts(found, "step").values()) == {"unverified"} and not found.exact
     assert "not proven" in found.sentence()
     assert open_run(run).verify().exact
+    with pytest.raises(EnvironmentMismatch, match="mlx: recorded 0.1"):
+        open_run(run).verify(replay=2)
+    assert runs.here("verify", run, "--replay", 2).code == 2
 
 
 def test_a_loop_of_ones_own(tmp_path):
-    from workbench.record import Recorder
-
     job = runs.build()
     with Recorder(tmp_path / "own", *runs.parts(job), compile=False, save_every=3) as recorder:
         for batch in recorder.batches(7):
@@ -180,6 +184,92 @@ def test_a_loop_of_ones_own(tmp_path):
     assert open_run(tmp_path / "own").verify(replay=3, experiment=runs.build()).exact
     with pytest.raises(ExperimentError, match="loop of your own"):
         open_run(tmp_path / "own").verify(replay=1)
+
+
+# ---------------------------------------------------------------------------------------- steps that can't be replayed
+
+
+def test_a_damaged_checkpoint_keeps_its_steps_from_being_proven_and_the_others_are(run):
+    path = run / "checkpoints" / "00000004.rng"
+    path.write_bytes(path.read_bytes()[:-2])
+    found = open_run(run).verify(replay=12)
+    steps = verdicts(found, "step")
+    wrong = {f"{step}, segment 0" for step in range(5, 9)}
+    assert {what for what, one in steps.items() if one == "mismatch"} == wrong and len(steps) == 12
+    details = {check.what: check.detail for check in found.checks if check.kind == "step"}
+    assert all("could not be replayed" in details[what] and "00000004.rng" in details[what] for what in wrong)
+    assert found.on_the_way == 0 and not found.exact
+    said = runs.here("verify", run, "--replay", 12)
+    assert said.code == 1 and "could not be replayed" in said.out
+
+
+def test_a_run_without_checkpoints_proves_nothing(run):
+    shutil.rmtree(run / "checkpoints")
+    proven = open_run(run).verify(replay=2).checks[-1]
+    assert (proven.what, proven.verdict) == ("2 to sample", "unverified")
+    assert "none has a checkpoint before it" in proven.detail
+
+
+def test_a_corpus_that_is_gone_is_nothing_against_the_run(run, tmp_path):
+    runs.edit_json(run / "run.json", lambda document: document["data"][0].update(path=str(tmp_path / "gone.txt")))
+    found = open_run(run).verify(replay=2)
+    assert set(verdicts(found, "step").values()) == {"unverified"} and not found.exact
+    assert "is not what it says" not in found.sentence()
+
+
+# --------------------------------------------------------------------------------------------------- stored batches
+
+
+@pytest.fixture(scope="module")
+def storing(tmp_path_factory):
+    """A run of eight steps that kept its batches; the last two steps had the same one."""
+    path, job = tmp_path_factory.mktemp("storing") / "own", helpers.experiment()
+    random = np.random.default_rng(2)
+    batches = [random.standard_normal((6, 4)).astype(np.float32) for _ in range(7)]
+    with Recorder(path, job.model, job.optimizer, mse, compile=False, save_every=4, spikes=None) as recorder:
+        for x in [*batches, batches[-1]]:
+            recorder.step((x, x.sum(axis=1, keepdims=True)))
+    return path
+
+
+@pytest.fixture
+def stored(storing, tmp_path):
+    return shutil.copytree(storing, tmp_path / "own")
+
+
+def file_of(path, step):
+    return path / "batches" / f"{open_run(path).line(step, 0).batch_hash}.safetensors"
+
+
+def test_all_stored_batches_are_there_with_their_hashes(stored):
+    found = open_run(stored).verify(replay=2, experiment=helpers.experiment())
+    assert found.exact
+    (check,) = [check for check in found.checks if check.kind == "batch"]
+    assert (check.verdict, check.detail) == ("exact", "7 stored batches of 8 steps have the logged hashes")
+
+
+def test_a_flipped_byte_and_a_missing_file_are_named_and_keep_steps_from_being_proven(stored):
+    damaged, gone = file_of(stored, 6), file_of(stored, 7)
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    gone.unlink()
+    found = open_run(stored).verify(replay=8, experiment=helpers.experiment())
+    missing, changed = [check for check in found.checks if check.kind == "batch"]
+    assert missing.verdict == changed.verdict == "mismatch"
+    assert missing.detail.startswith(f"1 of 7 stored batches is missing: {gone.name[:12]}….safetensors (step 7 and 1 ")
+    assert changed.detail.endswith(f"{damaged.name[:12]}….safetensors (step 6)")
+    steps = verdicts(found, "step")
+    assert [steps[f"{step}, segment 0"] for step in range(1, 9)] == ["exact"] * 5 + ["mismatch"] * 3
+    assert "own is not what it says: batch batches/: 1 of 7 stored batches is missing" in found.sentence()
+
+
+def test_when_all_are_gone_three_are_named_and_counted(stored):
+    shutil.rmtree(stored / "batches")
+    (check,) = [check for check in open_run(stored).verify().checks if check.kind == "batch"]
+    assert check.detail.startswith("7 of 7 stored batches are missing: ") and " and 4 more; " in check.detail
+    said = runs.here("verify", stored)
+    assert said.code == 1 and "7 of 7 stored batches are missing" in said.out
 
 
 # ---------------------------------------------------------------------------------------------------- the command line

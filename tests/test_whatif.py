@@ -1,15 +1,19 @@
 """Experiments on a run: their files, their table, the command, and a run that stays as it was."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
 import numpy as np
 import pytest
 import runs
 from experiments import record_own
-from helpers import edit_line, experiment
+from helpers import edit_line, experiment, parts
 
-from workbench import open_run
+from workbench import Recorder, open_run
 from workbench.bits import bits_float
 from workbench.errors import ExperimentError, ReplayError, WorkbenchError
 from workbench.interventions import whatif
@@ -206,3 +210,83 @@ def test_the_command_in_json_is_the_records(path, tmp_path):
 )
 def test_the_command_refuses_in_a_sentence(path, arguments, words):
     assert words in runs.here("whatif", path, "--step", 6, *arguments).sentence
+
+
+# ----------------------------------------------------------------------- a step of one's own, and what can't be changed
+
+
+def scheduled(path, *, own, member=None):
+    """A run of a loop whose optimizer has a schedule, by a step of its own or the built-in one, which do the same; and
+    how to build its experiment."""
+
+    def build():
+        optimizer = optim.AdamW(optim.cosine_decay(1e-2, 30), bias_correction=True)
+        made = experiment(optimizer=optimizer)
+        passes = nn.value_and_grad(made.model, made.loss_fn)
+
+        def step(x, y):
+            loss, gradients = passes(made.model, x, y)
+            if member is not None:
+                optimizer.learning_rate = mx.array(member, mx.float32)
+            optimizer.update(made.model, gradients)
+            return loss
+
+        return replace(made, step_fn=step) if own else made
+
+    made = build()
+    with Recorder(path, *parts(made), step_fn=made.step_fn, compile=False, spikes=None, save_every=4) as recorder:
+        for batch in recorder.batches(12):
+            recorder.step(batch)
+    return open_run(path), build
+
+
+@pytest.mark.parametrize("change", ["lr=0.5x", "lr=3e-4"])
+@pytest.mark.parametrize("once", [False, True])
+def test_the_learning_rate_of_a_step_of_ones_own_is_changed_under_its_schedule(tmp_path, change, once):
+    numbers = []
+    for own in (True, False):
+        run, build = scheduled(tmp_path / f"run-{own}", own=own)
+        frame = run.whatif(6, change, experiment=build(), next_steps=4, once=once)
+        numbers.append(frame.drop(columns="notes"))
+        assert frame["update_norm"][1] != frame["update_norm"][0] and frame["next_max"][1] != frame["next_max"][0]
+        assert run.replay(6, experiment=build(), with_probe=False).exact
+    assert numbers[0].equals(numbers[1])
+
+
+def test_a_schedule_is_back_after_an_experiment(tmp_path):
+    run, build = scheduled(tmp_path / "run", own=True)
+    made = build()
+    first = run.whatif(6, "lr=0.5x", experiment=made, next_steps=2)
+    assert "learning_rate" in made.optimizer._schedulers
+    assert run.whatif(6, "lr=0.5x", experiment=made, next_steps=2).equals(first)
+
+
+def test_a_step_that_sets_its_learning_rate_itself_is_not_changed_from_outside(tmp_path):
+    """Without a schedule too: what looks like an experiment would be the untouched step."""
+    run, build = scheduled(tmp_path / "run", own=True, member=2e-3)
+    with pytest.raises(ExperimentError, match="step function sets the learning rate itself"):
+        run.whatif(6, "lr=0.5x", experiment=build())
+
+
+def test_a_change_that_can_not_be_made_stands_beside_those_that_can(tmp_path):
+    run, build = scheduled(tmp_path / "run", own=True)
+    frame = run.whatif(6, ["clip=1", "lr=0.5x", "drop-row=99"], experiment=build(), next_steps=2)
+    assert frame["change"].tolist() == ["untouched", "clip=1.0", "lr=0.5x", "drop-row=99"]
+    assert frame["steps"].tolist() == [3, 0, 3, 0]
+    for row, words in ((1, "not performed: the run has a step function of its own"), (3, "row 99 can't be dropped")):
+        assert words in frame["notes"][row] and np.isnan(frame["loss"][row]) and np.isnan(frame["next_mean"][row])
+    assert np.isfinite(frame["loss"][2]) and len(frame.attrs["files"]) == 1
+    with pytest.raises(ExperimentError, match=r"clip=1\.0: the run has .*; drop-row=99: row 99"):
+        run.whatif(6, ["clip=1", "drop-row=99"], experiment=build())
+
+
+def test_the_command_prints_the_reason_beside_the_others(path):
+    said = runs.here("whatif", path, "--step", 6, "--next", 1, "--set", "drop-row=99", "--set", "lr=0.5x")
+    assert said.code == 0 and "drop-row=99: not performed: row 99 can't be dropped" in said.out
+    document = runs.strict(
+        runs.here("whatif", path, "--step", 6, "--next", 1, "--set", "drop-row=99", "--set", "lr=0.5x", "--json").out
+    )
+    first, second = document["experiments"]
+    assert "row 99 can't be dropped" in first["refused"] and first["file"] is None
+    assert "refused" not in second and Path(second["file"]).is_file()
+    jsonschema.validate(runs.strict(Path(second["file"]).read_text()), whatif.schema())

@@ -73,8 +73,9 @@ class Experiment:
         loss_fn: `loss_fn(model, *batch)` returns a scalar, or `(scalar, extras)`. Extras may be a dict with the entry
             `"token_loss"`: the loss of each row or token, an array whose first axis is the batch's.
         sampler: an iterator of batches with `state_dict` and `load_state_dict`; or any other iterable, whose batches a
-            recorder then stores; or None: the loop hands each batch to the recorder, which stores it.
-        options: clip, accumulate, compile.
+            recorder then stores; or None: the loop hands each batch to the recorder, which stores it, and a replay
+            takes it from the run's store.
+        options: clip, accumulate, compile. Left out: those of `StepOptions`, but with a `step_fn` not compiled.
         step_fn: your own step, `step_fn(*batch)`, which performs forward and backward pass and the update of `model` by
             `optimizer`, and returns the loss; performed in place of the built-in step (see `own_step`).
         extra: what else the step reads and changes, by name: a tree (dict or list) of arrays, a module, or an object
@@ -84,8 +85,8 @@ class Experiment:
     model: nn.Module
     optimizer: optim.Optimizer
     loss_fn: LossFunction
-    sampler: Sampler
-    options: StepOptions = field(default_factory=StepOptions)
+    sampler: Sampler = None  # type: ignore[assignment]  # never None once it is made
+    options: StepOptions = None  # type: ignore[assignment]
     step_fn: Callable[..., Any] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     frozen: Frozen = field(init=False, repr=False, compare=False)
@@ -93,6 +94,8 @@ class Experiment:
     def __post_init__(self) -> None:
         if not isinstance(self.sampler, Sampler):
             self.sampler = PlainBatches(self.sampler)
+        if self.options is None:
+            self.options = StepOptions(compile=self.step_fn is None)
         if self.step_fn is not None and (self.options.clip is not None or self.options.accumulate != 1):
             raise ExperimentError(
                 f"clip is {self.options.clip} and accumulate is {self.options.accumulate}, but step_fn is a step of "
@@ -100,8 +103,8 @@ class Experiment:
             )
         if isinstance(self.step_fn, type(mx.compile(_nothing))):
             raise ExperimentError(
-                "step_fn is compiled already, so nothing inside it can be seen; pass the plain function: it is "
-                "compiled here, with all of the state, unless compile=False"
+                "step_fn is compiled already, so nothing inside it can be seen; pass the plain function and "
+                "compile=True: it is compiled here, with all of the state"
             )
         extras.check(self.extra, self.options.compile)
         self.frozen = Frozen(self.model)
@@ -168,6 +171,12 @@ def as_batch(batch: Any) -> Batch:
     Raises:
         ExperimentError: it holds something else.
     """
+    if isinstance(batch, Mapping):
+        names = ", ".join(f"batch[{name!r}]" for name in batch) + "," * (len(batch) == 1)
+        raise ExperimentError(
+            f"the batch holds a {type(batch).__name__}; expected its arrays alone, in the order of the arguments of "
+            f"the step or loss function, which gets them one by one: recorder.step(({names}))"
+        )
     parts: Iterable[Any] = batch if isinstance(batch, (tuple, list)) else (batch,)
     arrays = tuple(row_major(_as_array(part)) for part in parts)
     mx.eval(arrays)

@@ -3,12 +3,18 @@
     point = wb.fork_point("runs/mine", 4217, changes=["reset=v", "batch=skip"])
     with wb.Recorder("runs/fork", model, optimizer, loss_fn, sampler, fork=point) as recorder:
 
+or, of a loop with a step of its own that hands over its batches:
+
+    point = wb.fork_point("runs/mine", 4217, factory="my_loop.py")
+    with wb.Recorder("runs/fork", model, optimizer, loss_fn, step_fn=step, fork=point) as recorder:
+
 The parent is read, and never written to. Knows runs, states and replays; nothing of trainers.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,9 +69,13 @@ def fork_point(
     Args:
         step: the fork's first step will be the next one.
         changes: `reset=m`, `reset=v`, `reset=m,v` and `rng=SEED` are made in the state, and `batch=skip` draws a batch
-            that no step uses; settings (`lr=0.5x`, `clip=off`, …) are your loop's to make, and only noted here.
+            from the fork's sampler that no step uses; settings (`lr=0.5x`, `clip=off`, …) are your loop's to make, and
+            only noted here. A loop that hands each batch to the recorder itself leaves one out itself, without
+            `batch=skip`: the fork starts at state `step`, and its first batch is that of step `step` + 1 unless the
+            loop hands over another.
         segment: where the state stands in several segments that differ.
-        experiment, factory: as for `Run.replay`; needed only where the run has to be rolled forward.
+        experiment, factory: as for `Run.replay` ("module:function", or the script that recorded the run); needed only
+            where the run has to be rolled forward.
 
     Raises:
         ReplayError: the run has no such state, or its replay is not exact.
@@ -133,6 +143,7 @@ def state_at(
         state = snapshot.read(run.path / CHECKPOINTS, step, holder, run.manifest.run)
         _refuse_other_state(run, state, holder)
         return state, holder
+    _refuse_own_script(factory)
     plan = run.plan(step, holder, passes=2)
     ready = prepared(run, plan, experiment=experiment, factory=factory, other_environment=False)
     with undisturbed(), ready as at:
@@ -155,6 +166,16 @@ def state_at(
             f"fork from a checkpoint: {[one for one, _ in run.checkpoints]}"
         )
     return outcome.after, holder
+
+
+def _refuse_own_script(factory: str | None) -> None:
+    """A script that asks to be run again, up to where it asks, would never end."""
+    running = getattr(sys.modules.get("__main__"), "__file__", None)
+    if factory and factory.endswith(".py") and running and Path(running).resolve() == Path(factory).resolve():
+        raise ExperimentError(
+            f"the script {factory} asks for a fork point itself, so it can't be run to rebuild the run; fork from "
+            "another script, or pass the experiment (experiment=…) or a state that has a checkpoint"
+        )
 
 
 def _holder(run: Run, step: int, segment: int | None) -> int:

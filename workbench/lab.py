@@ -21,17 +21,22 @@ def open_lab(run: Path | None, folder: Path, options: Sequence[str]) -> None:
     """Copies the notebooks into `folder` (never over a person's edits) and becomes JupyterLab.
 
     Args:
-        run: a run to open the panel on: a notebook of its own is made and shown. Other notebooks find its path in
-            WORKBENCH_RUN.
+        run: a run to open the panel on, or a log of another program: a notebook of its own is made and shown. Other
+            notebooks find its path in WORKBENCH_RUN.
         folder: the working folder.
         options: further options for JupyterLab. It listens on loopback with its token unless they say otherwise.
 
     Raises:
-        RunError: `run` is not a run's folder.
+        RunError: `run` is neither a run's folder nor a log.
+        TelemetryError: it is a log that can't be read, or is of no known kind.
     """
     if run is not None:
         if not (run / "run.json").exists():
-            raise RunError(f"{run} is not a run folder (no run.json in it); expected the folder of a run")
+            if not run.exists():
+                raise RunError(f"{run} is not there; expected the folder of a run (with run.json in it) or a log")
+            from .run import open_run
+
+            open_run(run)  # a log, or an error that says what was expected
         os.environ["WORKBENCH_RUN"] = str(run.resolve())
     folder.mkdir(parents=True, exist_ok=True)
     for notebook in sorted(shared("notebooks").glob("*.ipynb")):

@@ -7,7 +7,8 @@ noted in passing, as arrays of the trace being built.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,20 +25,35 @@ if TYPE_CHECKING:
 
 @contextmanager
 def explained(experiment: Experiment) -> Iterator[None]:
-    """Says in the user's words what MLX says when arrays of a function that was compiled by itself leak from it.
+    """Says in the user's words what MLX says of arrays of a trace: evaluated within it, or leaked from it.
 
     Raises:
-        ExperimentError: a function that the step function calls is compiled.
+        ExperimentError: the step function is compiled and evaluates an array, or calls a function that is compiled.
     """
     try:
         yield
-    except RuntimeError as error:
-        if experiment.step_fn is None or "without a primitive" not in str(error):
+    except (RuntimeError, ValueError) as error:
+        if experiment.step_fn is None or "[eval] Attempting to eval an array" not in str(error):
             raise
+        if experiment.options.compile and (line := _raised_in(error, experiment.step_fn)):
+            raise ExperimentError(
+                f"step_fn evaluates an array (item(), float(), print, an `if` on it, mx.eval) on line {line}, and this "
+                "step is compiled, so no array in it has a value yet; leave compile=True out, or do that after "
+                "recorder.step, which returns the loss"
+            ) from error
         raise ExperimentError(
             "step_fn calls a function that is compiled by itself, so the layers inside it can't be seen; take "
-            "mx.compile off it: the step is compiled as a whole, with all of the state, unless compile=False"
+            "mx.compile off it: the step is compiled as a whole, with all of the state, if compile=True"
         ) from error
+
+
+def _raised_in(error: BaseException, function: Callable[..., Any]) -> int | None:
+    """The line of a function's code that was running when an error was raised, or None if that was not running."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is (perform.__code__ if code is None else code):
+            return line
+    return None
 
 
 def perform(

@@ -31,6 +31,11 @@ class PlainBatches:
         self._step = self._drawn = 0
         self.verify: Callable[[int, Any], None] = lambda step, batch: None
 
+    @property
+    def handed_over(self) -> bool:
+        """Whether the loop hands over each batch."""
+        return self._stream is None
+
     def __iter__(self) -> Iterator[Any]:
         return self
 

@@ -6,7 +6,7 @@ Knows columns; nothing of files, runs, widgets or MLX. Every function returns a 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ def layer_norms(
     step: int,
     kinds: Sequence[str] = ("activation", "gradient", "adam_m", "adam_v"),
     neighbours: pd.DataFrame | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> Figure:
     """The L2 norms of a replayed step, layer by layer, beside what the run logged.
 
@@ -65,6 +66,7 @@ def layer_norms(
         kinds: the panels, from top to bottom; one without rows says "not measured".
         neighbours: telemetry of steps nearby, rows `step`, `layer`, `kind`, `recorded`: their range as a band, their
             median as a line.
+        names: of kinds that are not what they are called (see `kind_names`).
 
     Returns:
         A figure 900 pixels wide with one axis a kind, which share the layers.
@@ -79,23 +81,24 @@ def layer_norms(
         raise WorkbenchError(
             f"The kinds to draw are {kinds!r}; expected a list of one or more, such as ['activation']."
         )
-    names = list(dict.fromkeys(layers["layer"]))
+    called = KIND_NAMES | dict(names or {})
+    paths = list(dict.fromkeys(layers["layer"]))
     if neighbours is not None:
-        neighbours = neighbours[neighbours["layer"].isin(names)]
-    labels = [plain(label) for label in short_names(names)]
-    every = math.ceil(len(names) / LABELLED_LAYERS) or 1
-    ticks = range(0, len(names), every)
+        neighbours = neighbours[neighbours["layer"].isin(paths)]
+    labels = [plain(label) for label in short_names(paths)]
+    every = math.ceil(len(paths) / LABELLED_LAYERS) or 1
+    ticks = range(0, len(paths), every)
     foot = 0.35 + 0.05 * max((len(labels[tick]) for tick in ticks), default=0)  # inches that the slanted names need
     height = 0.75 + 1.5 * len(kinds) + foot
     figure = blank(height)
     panels = figure.subplots(len(kinds), 1, squeeze=False)[:, 0]
     figure.subplots_adjust(left=0.11, right=0.98, bottom=foot / height, hspace=0.12)
-    position = {name: index for index, name in enumerate(names)}
+    position = {name: index for index, name in enumerate(paths)}
     for axes, kind in zip(panels, kinds, strict=True):
         # A tick is slow to make and to draw; shared axes would make every one of them in every panel.
         axes.xaxis.set_major_locator(NullLocator())
-        axes.set_xlim(-0.7, max(len(names), 1) - 0.3)
-        dress(axes, f"{KIND_NAMES.get(kind, kind)}\nL2 norm")
+        axes.set_xlim(-0.7, max(len(paths), 1) - 0.3)
+        dress(axes, f"{called.get(kind, kind)}\nL2 norm")
         _upright_lines(axes, ticks)
         rows = layers[layers["kind"] == kind]
         near = None if neighbours is None else neighbours[neighbours["kind"] == kind]

@@ -5,7 +5,8 @@ Knows MLX's optimizers; nothing of steps or runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -48,3 +49,17 @@ def scale_constants(optimizer: Any, factor: float) -> None:
         rate = member.state.get("learning_rate")
         if rate is not None and "learning_rate" not in getattr(member, "_schedulers", {}):
             member.state["learning_rate"] = mx.array(float(rate.item()) * factor, rate.dtype)
+
+
+@contextmanager
+def without_schedules(optimizer: Any) -> Iterator[None]:
+    """Within: no schedule sets a learning rate, so that a step uses the one in the optimizer's state."""
+    members = getattr(optimizer, "optimizers", [optimizer])
+    before = [member._schedulers for member in members]
+    try:
+        for member, found in zip(members, before, strict=True):
+            member._schedulers = {name: one for name, one in found.items() if name != "learning_rate"}
+        yield
+    finally:
+        for member, found in zip(members, before, strict=True):
+            member._schedulers = found

@@ -7,6 +7,7 @@ array (a tuple, an object, a closure) is neither trained nor saved. Knows MLX an
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,6 +18,8 @@ import mlx.nn as nn
 
 from .host import raw_views
 from .trees import state_arrays
+
+Found = tuple[str, Any, tuple[Any, Any] | None]
 
 _LIMIT = 20_000  # objects visited, and
 _LONG = 1_000  # items of a list: enough for any model, and no walk through a data set
@@ -42,13 +45,19 @@ def _private(path: str) -> bool:
 
 def walk(root: Any, path: str, skip: Collection[int] = ()) -> Iterator[tuple[str, Any]]:
     """Arrays and plain values below an object, each with its path; objects with an id in `skip` are left out."""
-    seen, todo = set(skip), [(path, root)]
+    return ((found, value) for found, value, _ in visit(root, path, skip))
+
+
+def visit(root: Any, path: str, skip: Collection[int] = ()) -> Iterator[Found]:
+    """As `walk`, and the place of each: what holds it, and the key there; None where nothing else can be put."""
+    seen = set(skip)
+    todo: list[Found] = [(path, root, None)]
     for _ in range(_LIMIT):
         if not todo:
             return
-        path, value = todo.pop()
+        path, value, place = todo.pop()
         if isinstance(value, (mx.array, *_PLAIN)):
-            yield path, value
+            yield path, value, place
             continue
         if id(value) in seen:
             continue
@@ -56,55 +65,90 @@ def walk(root: Any, path: str, skip: Collection[int] = ()) -> Iterator[tuple[str
         todo += reversed(list(_children(path, value)))
 
 
-def _children(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _children(path: str, value: Any) -> Iterator[Found]:
     dot = f"{path}." if path else ""
     if isinstance(value, nn.Module):
-        yield from ((f"{dot}{key}", item) for key, item in [*value.items(), *vars(value).items()] if key != "_no_grad")
+        for holder in (value, vars(value)):
+            yield from ((f"{dot}{key}", item, (holder, key)) for key, item in holder.items() if key != "_no_grad")
     elif isinstance(value, Mapping):
-        yield from ((f"{dot}{key}", item) for key, item in list(value.items()) if isinstance(key, (str, int)))
+        held = [(key, item) for key, item in list(value.items()) if isinstance(key, (str, int))]
+        yield from ((f"{dot}{key}", item, (value, key)) for key, item in held)
     elif isinstance(value, functools.partial):
-        yield from ((path, value.func), (f"{dot}args", value.args), (f"{dot}keywords", value.keywords))
+        yield from (
+            (path, value.func, None),
+            (f"{dot}args", value.args, None),
+            (f"{dot}keywords", value.keywords, None),
+        )
     elif isinstance(value, (list, tuple)):
         if len(value) > _LONG:
             return
-        yield from ((f"{path}[{number}]", item) for number, item in enumerate(value))
-        yield from ((f"{dot}{key}", item) for key, item in getattr(value, "__dict__", {}).items())
+        holds = isinstance(value, list)
+        yield from ((f"{path}[{at}]", item, (value, at) if holds else None) for at, item in enumerate(value))
+        yield from _attributes(dot, value)
     elif isinstance(value, types.MethodType):
-        yield from ((f"{dot}self", value.__self__), (path, value.__func__))
+        yield from ((f"{dot}self", value.__self__, None), (path, value.__func__, None))
     elif isinstance(value, types.FunctionType):
         if value.__module__.partition(".")[0] not in _FOREIGN:
-            yield from ((f"{dot}{name}", item) for name, item in _of_function(value))
+            yield from ((f"{dot}{name}", item, place) for name, item, place in _of_function(value))
     elif not isinstance(value, (type, types.ModuleType)) and type(value).__module__.partition(".")[0] not in _FOREIGN:
-        yield from ((f"{dot}{key}", item) for key, item in list(getattr(value, "__dict__", {}).items()))
+        yield from _attributes(dot, value)
 
 
-def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """What it closes over, its defaults, and the global variables that its code names."""
+def _attributes(dot: str, value: Any) -> Iterator[Found]:
+    held = getattr(value, "__dict__", {})
+    return ((f"{dot}{key}", item, (held, key)) for key, item in list(held.items()))
+
+
+def _of_function(function: types.FunctionType) -> Iterator[Found]:
+    """What it closes over, its defaults, and the global variables that its code reads."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:
-            yield name, cell.cell_contents
+            yield name, cell.cell_contents, (cell, "cell_contents")
         except ValueError:  # not assigned yet
             continue
-    yield from ((f"default {number}", item) for number, item in enumerate(function.__defaults__ or ()))
-    for name in function.__code__.co_names:
+    yield from ((f"default {number}", item, None) for number, item in enumerate(function.__defaults__ or ()))
+    for name in _globals_read(function.__code__):
         if name in function.__globals__:
-            yield name, function.__globals__[name]
+            yield name, function.__globals__[name], (function.__globals__, name)
+
+
+@functools.lru_cache(maxsize=1024)
+def _globals_read(code: types.CodeType) -> tuple[str, ...]:
+    """Names of the global variables that a function's code reads, with the functions written inside it."""
+    own = [str(one.argval) for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    inner = [name for one in code.co_consts if isinstance(one, types.CodeType) for name in _globals_read(one)]
+    return tuple(dict.fromkeys(own + inner))
 
 
 class Surroundings:
-    """Arrays and plain values at one moment, to tell later which of them have changed.
+    """Arrays and plain values at one moment, to tell later which of them have changed, or to put them back.
 
     Args:
-        found: gives them, each with its path, whenever it is called.
+        found: gives them, each with its path and place, whenever it is called.
     """
 
-    def __init__(self, found: Callable[[], Iterator[tuple[str, Any]]]) -> None:
+    def __init__(self, found: Callable[[], Iterator[Found]]) -> None:
         self._found = found
-        self._then = {path: copy.copy(value) for path, value in found()}
+        self._then = {path: copy.copy(value) for path, value, _ in found()}
 
-    def changed(self) -> list[str]:
-        """Paths of those that are others now. New ones are not: a list that grows is what a loop logs."""
-        return [path for path, value in self._found() if path in self._then and _differs(self._then[path], value)]
+    def changed(self) -> dict[str, tuple[Any, Any]]:
+        """By path, the value then and now of those that are others now. New ones are not: a list that grows is what a
+        loop logs."""
+        return {path: (self._then[path], value) for path, value, _ in self._others()}
+
+    def put_back(self) -> None:
+        """Gives each the value that it had, where something else can be put in its place."""
+        for path, _, place in list(self._others()):
+            if place is None:
+                continue
+            holder, key = place
+            if isinstance(holder, types.CellType):
+                holder.cell_contents = self._then[path]
+            else:
+                holder[key] = self._then[path]
+
+    def _others(self) -> Iterator[Found]:
+        return (one for one in self._found() if one[0] in self._then and _differs(self._then[one[0]], one[1]))
 
 
 def _differs(then: Any, now: Any) -> bool:

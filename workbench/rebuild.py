@@ -60,9 +60,42 @@ def rebuild(manifest: Manifest, folder: Path, factory: str | None = None) -> Exp
         return with_stored_batches(Run(folder), experiment, len(manifest.segments) - 1)
     raise ExperimentError(
         "this run was recorded from a loop of your own that named no factory; pass the experiment, built as for "
-        "recording: run.replay(step, experiment=Experiment(model, optimizer, loss_fn, sampler)); or name a function "
-        "that builds it, or the script that recorded it: --factory module:function or --factory script.py"
+        f"recording: run.replay(step, experiment={experiment_call(manifest)}); or name a function that builds it, or "
+        "the script that recorded it: --factory module:function or --factory script.py"
     )
+
+
+def experiment_call(manifest: Manifest) -> str:
+    """How an `Experiment` of this run is written down in the loop that recorded it: such as
+    ``wb.Experiment(model, optimizer, loss_fn, step_fn=step)``. The names are those of the documentation."""
+    arguments = [*parts_of(manifest), *own_parts(manifest)]
+    if other_options(manifest):
+        arguments.append(f"options=wb.StepOptions({', '.join(_unlike(manifest, _OPTIONS))})")
+    return f"wb.Experiment({', '.join(arguments)})"
+
+
+def parts_of(manifest: Manifest) -> list[str]:
+    """What a recorder of this run is given by place. Where batches were stored the loop hands them over itself, or
+    can."""
+    return ["model", "optimizer", "loss_fn", *([] if manifest.stored_batches else ["sampler"])]
+
+
+def own_parts(manifest: Manifest) -> list[str]:
+    """A step function and state of the loop's own, as arguments by name."""
+    return [*(["step_fn=step"] if manifest.own_step else []), *(["extra=extra"] if manifest.extra else [])]
+
+
+def other_options(manifest: Manifest) -> list[str]:
+    """The options of a step that are not what a recorder takes by default, as arguments by name."""
+    return _unlike(manifest, _OPTIONS | {"compile": not manifest.own_step})
+
+
+_OPTIONS = {"clip": None, "accumulate": 1, "compile": True, "deterministic": True}  # as `StepOptions` has them
+
+
+def _unlike(manifest: Manifest, usual: dict[str, Any]) -> list[str]:
+    found = {name: manifest.options.get(name, usual[name]) for name in usual}
+    return [f"{name}={value!r}" for name, value in found.items() if value != usual[name]]
 
 
 def software_differences(manifest: Manifest) -> list[str]:

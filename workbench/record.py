@@ -42,7 +42,9 @@ from .recording import failed_writes, terms
 from .recording.continuation import Continuation, continuation, origin, take_up
 from .recording.draws import Draws
 from .recording.judgement import Judge
+from .recording.python_values import PythonValues
 from .recording.remembered import Remembered
+from .recording.repeated import Repeated
 from .recording.rollback import rollback
 from .recording.run_writer import RunWriter
 from .recovery import Recovery, Row
@@ -68,7 +70,8 @@ class Recorder:
     Args:
         path: the run's folder. It must not hold a run yet, unless `resume` is given.
         model, optimizer, loss_fn, sampler, step_fn, extra: see `Experiment`.
-        clip, accumulate, compile, deterministic: see `StepOptions`.
+        clip, accumulate, deterministic: see `StepOptions`.
+        compile: run the step through `mx.compile`, which reads Python values once. None: unless it is a `step_fn`.
         self_check: perform the first step twice, and draw the second batch twice, to see that a replay of them has the
             same bits; costs one step, one compilation and two batches. False: record what can't be replayed, too.
         batch_budget: bytes that the batches of a sampler without a cursor may take in the run's folder.
@@ -84,7 +87,9 @@ class Recorder:
         auto_rollback: what to do about a step that is unstable: "off", "warn" (say so, note it in the telemetry, and
             keep the state before it), "on" (also go back, and on at half the learning rate), or a `Recovery` with
             settings of your own. Going back takes memory for two states.
-        resume: True: go on from the last checkpoint; a number: from the checkpoint of that step.
+        resume: True: go on from the last checkpoint; a number: from the checkpoint of that step. A loop that hands over
+            its batches itself may begin them again: those that the run has used are compared, and not trained on again;
+            meanwhile `step` returns the losses that were logged, and `step_number` stays that of the checkpoint.
         fork: start from a state of another run (`workbench.fork_point`), which is left as it is.
         factory, arguments: "module:function" and JSON arguments that rebuild the experiment, for replays from the
             command line. Without it a replay needs the experiment passed, or the script that records named.
@@ -116,7 +121,7 @@ class Recorder:
         extra: dict[str, Any] | None = None,
         clip: float | None = None,
         accumulate: int = 1,
-        compile: bool = True,
+        compile: bool | None = None,
         deterministic: bool = True,
         self_check: bool = True,
         batch_budget: int = BUDGET,
@@ -136,6 +141,7 @@ class Recorder:
     ) -> None:
         terms.refuse_out_of_range(save_every, black_box, keep_last, keep_every)
         self.path = Path(path)
+        compile = step_fn is None if compile is None else compile
         options = StepOptions(clip=clip, accumulate=accumulate, compile=compile, deterministic=deterministic)
         # A sampler without a cursor becomes one with it.
         self.experiment = Experiment(model, optimizer, loss_fn, sampler, options, step_fn, extra or {})  # type: ignore[arg-type]
@@ -172,6 +178,7 @@ class Recorder:
         self._lanes: dict[str, str] = {}  # of the state that the last step left
         self._found: Continuation | None = None  # by a resume
         self._edited = False  # the state between a resume and the first step after it
+        self._repeated: Repeated | None = None  # batches, by a loop that begins them again
         if resume is False:
             refuse_existing(self.path)
             self._stepper = measure_alongside(Stepper(self.experiment))  # prepares it
@@ -191,6 +198,7 @@ class Recorder:
             except BaseException:
                 self._out.unlock()  # a second attempt may follow while this one's traceback is still shown
                 raise
+        self._values = PythonValues(self.experiment)
 
     def __enter__(self) -> Recorder:
         return self
@@ -205,6 +213,8 @@ class Recorder:
         self._ended = True
         if self._out.logbook is None:
             self._out.close()
+            if kind is None and self._repeated is not None and (unfinished := self._repeated.unfinished()):
+                warnings.warn(unfinished, stacklevel=2)
             return
         try:
             self._out.saves.checkpointer.wait()
@@ -216,6 +226,7 @@ class Recorder:
                     warnings.warn(str(error), stacklevel=2)
             if kind is None:
                 self._out.append(type="done", step=self.step_number)
+                self._tell_of_values()
         finally:
             if (said := self._out.close()) is not None:
                 warnings.warn(said, stacklevel=2)
@@ -247,6 +258,8 @@ class Recorder:
         arrays = as_batch(batch)
         if self._ended:
             raise RunError(f"the recording of {self.path} has ended; go on with a new Recorder and resume=True")
+        if self._repeated is not None and (logged := self._repeated.take(arrays)) is not None:
+            return logged
         self.rolled_back = None
         start = self._start() if self._out.logbook is None else None
         first = start is not None and self._resume is False
@@ -256,6 +269,9 @@ class Recorder:
         cursor = self._draws.use(arrays, self.step_number + 1, first=self._out.logbook is None)
         self._draws.drawn = None
         before = None if edits == Edits() else edits
+        if start is not None:
+            for changed in self._values.at_first_step(self.step_number):
+                warnings.warn(changed, stacklevel=2)
         check = SelfCheck(self._stepper, start, before) if start is not None and self._self_check else None
         self._whole = False
         result = self._stepper(arrays)
@@ -263,6 +279,8 @@ class Recorder:
             check.first(arrays, result, cursor, self._out.method)
         if start is not None:
             self._begin(start)
+            if self._self_check or self.experiment.options.compile:
+                self._values.leave_out_changed()  # by the step itself: told already, or only when it is traced
         self.step_number += 1
         self._draws.cursor, self._left.rng = cursor, random_key()
         self._left.keep_rates(self.experiment)
@@ -283,10 +301,14 @@ class Recorder:
             elif due:
                 self._out.saves.save(held, self.manifest)
         self._tell()
+        if due:
+            self._tell_of_values()
         return Loss(result.loss)
 
     def log_validation(self, loss: float) -> None:
         """Logs a validation loss beside the last step."""
+        if self._passing:
+            return  # it was logged
         self._out.append(type="val", step=self.step_number, val_loss=json_float(loss))
 
     def _roll_back(self) -> bool:
@@ -342,6 +364,8 @@ class Recorder:
                 (A learning rate set for the next step is no such change: the checkpoint has that of the last.)
             RunError: no step has been performed yet.
         """
+        if self._passing:
+            return True  # of a state that was left behind
         if self._out.logbook is None:
             raise RunError(f"no checkpoint can be saved to {self.path} before its first step or after its end")
         state = self._left.as_left(self._captured())
@@ -363,6 +387,8 @@ class Recorder:
             RunError: no step has been performed yet. The first one starts from whatever is there, after a resume in a
                 segment of its own if that is another state than the checkpoint's.
         """
+        if self._passing:
+            return  # it was opened
         if self._out.logbook is None:
             raise RunError(f"no segment can be opened in {self.path} before its first step or after its end")
         # The batch of the next step may have been drawn already: a replay draws it after it has restored this state.
@@ -386,11 +412,14 @@ class Recorder:
         if self._resume is False:
             refuse_existing(self.path)  # another process may have begun it meanwhile
             self.experiment.prepare()  # again: weights may have been loaded since
+        drawn_by_loop = random_key() if self._passing else None  # after the state was restored: no part of it
         if self._left.rng is not None:  # the random state is a thread's own, and this is the one that trains
             set_random_key(self._left.rng if self._draws.drawn is None else self._draws.drawn.key_after)
         state = snapshot.capture(self.experiment, self.step_number, self._draws.place, self._draws.key())
         if self._resume is False:
             return state
+        if drawn_by_loop is not None:
+            set_random_key(drawn_by_loop)
         left = self._left.as_left(state)
         self._edited = left.lanes(self._out.method) != self._lanes
         if not self._edited:
@@ -415,7 +444,7 @@ class Recorder:
 
     def _reopen(self, resume: bool | int) -> None:
         run = self._out.reopen()
-        start = origin(run, resume)
+        start, newest = origin(run, resume), run.manifest.segments[-1].segment
         self._stepper, state = take_up(run, start, self.experiment)
         self.step_number, self._draws.cursor = start.step, read_cursor(self.experiment.sampler)
         self._out.saves.last = start
@@ -429,6 +458,13 @@ class Recorder:
         run.manifest = self.manifest  # on disk only once a step is performed
         self._judge.warm_up(run, self.segment, self.step_number)
         self._row, self._draws.left_out = found.row, set(found.left_out)
+        if self._draws.handed_over:
+            self._repeated = Repeated(run, newest, start.step, lambda: snapshot.restore(self.experiment, state))
+
+    @property
+    def _passing(self) -> bool:
+        """Whether a loop that begins its batches again has been handing over the run's, and nothing since."""
+        return self._repeated is not None and self._repeated.passed > 0 and self._out.logbook is None
 
     # ---- writing
 
@@ -460,6 +496,10 @@ class Recorder:
         self._out.saves.checkpointer.wait()
         self._tell()
         return self._out.saves.last == (state.step, self.segment)
+
+    def _tell_of_values(self) -> None:
+        for said in self._values.changed(self.step_number):
+            warnings.warn(said, stacklevel=3)
 
     def _tell(self) -> None:
         """Warns of what could not be written meanwhile."""

@@ -224,14 +224,23 @@ class Run(RecordedRun):
             progress=progress or _unseen,
         )
 
-    def batch_facts(self, step: int, trace: Trace | None = None, *, segment: int | None = None) -> pd.DataFrame:
+    def batch_facts(
+        self,
+        step: int,
+        trace: Trace | None = None,
+        *,
+        segment: int | None = None,
+        experiment: Experiment | None = None,
+        factory: str | None = None,
+    ) -> pd.DataFrame:
         """Which data was in a step: the rows of its batch and of the one before, with what is odd in them.
 
         Args, columns and errors: see `batchfacts.batch_facts`. Needs no replay; a trace adds the losses of the rows.
         """
         from .batches.batchfacts import batch_facts
 
-        return batch_facts(self, asked_steps(step)[0], trace, segment=segment)
+        asked = asked_steps(step)[0]
+        return batch_facts(self, asked, trace, segment=segment, experiment=experiment, factory=factory)
 
     def whatif(
         self,
@@ -354,7 +363,8 @@ class Run(RecordedRun):
             `to_json()`.
 
         Raises:
-            ReplayError, DataError, ExperimentError, EnvironmentMismatch: as `replay`, where steps are to be proven.
+            ExperimentError, EnvironmentMismatch: as `replay`, where steps are to be proven. That one can't be, for
+                something of the run is damaged, is a check that says so.
         """
         from .verifying import verify_run  # imports MLX
 

@@ -15,11 +15,11 @@ from typing import Any
 import mlx.nn as nn
 
 from .errors import ExperimentError
-from .experiment import Batch, random_key
+from .experiment import Batch, Experiment, random_key, state_arrays
 from .fingerprint import fingerprint
 from .observe import edit, observe
 from .plain_batches import PlainBatches
-from .reachable import Surroundings, beside, unseen, walk
+from .reachable import Found, Surroundings, unseen, visit
 from .redrawing import Generators, draw_again, refuse_other_cursor
 from .snapshot import State, capture, restore
 from .step import Stepper, StepResult
@@ -39,25 +39,15 @@ class SelfCheck:
 
     def __init__(self, stepper: Stepper, start: State, edits: Edits | None) -> None:
         self._stepper, self._start, self._edits = stepper, start, edits
-        self._around = Surroundings(self._outside)
+        self._around = self._surroundings()
         self._generators = Generators()
 
-    def _outside(self) -> Iterator[tuple[str, Any]]:
-        """What the step can reach beside its state."""
-        experiment = self._stepper.experiment
-        yield from ((f"model.{path}", value) for path, value in beside(experiment.model))
-        members = getattr(experiment.optimizer, "optimizers", None)
-        for number, optimizer in enumerate(members or [experiment.optimizer]):
-            path = f"optimizer.optimizers[{number}]" if members else "optimizer"
-            settings = vars(optimizer).items()
-            yield from walk({name: value for name, value in settings if name != "_state"}, path)
-        own = [experiment.model, experiment.optimizer, experiment.optimizer.state, experiment.sampler]
-        known = {id(one) for one in (*own, experiment.extra, *experiment.extra.values())}
-        for name, function in (("loss_fn", experiment.loss_fn), ("step_fn", experiment.step_fn)):
-            yield from walk(function, name, known)
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(lambda: outside(self._stepper.experiment))
 
     def first(self, batch: Batch, result: StepResult, cursor: dict[str, Any], method: str) -> None:
-        """After the first step. Leaves the experiment as that left it, bit for bit, and warns of what may break later.
+        """After the first step. Leaves the experiment as that left it, bit for bit, with the Python values and arrays
+        around it, and warns of what may break later.
 
         Raises:
             ExperimentError: a replay would not give the same bits. The experiment is at its start again then.
@@ -67,7 +57,7 @@ class SelfCheck:
         varying = not experiment.options.deterministic
         left = capture(experiment, self._start.step + 1, cursor) if varying else None
         seen = _evidence(self._stepper, batch, result, cursor, method)
-        changed = self._around.changed()
+        changed, after = self._around.changed(), self._surroundings()
         try:
             if moved and experiment.options.compile:
                 raise ExperimentError(
@@ -81,12 +71,17 @@ class SelfCheck:
             found = _evidence(again, drawn, again(drawn), cursor, method)
             unlike = [name for name in seen if found[name] != seen[name]]
             if unlike and not varying:
-                raise ExperimentError(_reason(unlike, moved, changed))
+                raise ExperimentError(_reason(unlike, moved, list(changed)))
+            numbers = [name for name, values in changed.items() if type(values[1]) in (int, float)]
+            if numbers and not experiment.options.compile:
+                raise ExperimentError(_of_numbers(numbers, changed))
         except ExperimentError as error:
             self._restore()
+            self._around.put_back()
             raise ExperimentError(
                 f"step {self._start.step + 1} can't be replayed: {error}. (self_check=False records it all the same)"
             ) from error
+        after.put_back()  # performed once, the step would have left these
         if unlike:
             assert left is not None
             restore(experiment, left)
@@ -128,6 +123,38 @@ class SelfCheck:
         drawn = draw_again(sampler, batch, self._start.cursor, 1, self._start.cursor)
         refuse_other_cursor(sampler, cursor)
         return drawn
+
+
+def outside(experiment: Experiment) -> Iterator[Found]:
+    """Arrays and plain values that a step can reach beside its state, each with path and place, and once."""
+    trained = {id(array) for array in state_arrays(experiment.model).values()}
+    seen = set()
+    for path, value, place in _reached(experiment):
+        at = (path,) if place is None else (id(place[0]), place[1])
+        if id(value) not in trained and at not in seen:
+            seen.add(at)
+            yield path, value, place
+
+
+def _reached(experiment: Experiment) -> Iterator[Found]:
+    yield from visit(experiment.model, "model")
+    members = getattr(experiment.optimizer, "optimizers", None)
+    for number, optimizer in enumerate(members or [experiment.optimizer]):
+        path = f"optimizer.optimizers[{number}]" if members else "optimizer"
+        yield from visit(vars(optimizer), path, {id(optimizer.state)})
+    own = [experiment.model, experiment.optimizer, experiment.optimizer.state, experiment.sampler]
+    known = {id(one) for one in (*own, experiment.extra, *experiment.extra.values())}
+    for name, function in (("loss_fn", experiment.loss_fn), ("step_fn", experiment.step_fn)):
+        yield from visit(function, name, known)
+
+
+def _of_numbers(names: list[str], changed: dict[str, tuple[Any, Any]]) -> str:
+    each = [f"{name} (from {changed[name][0]} to {changed[name][1]})" for name in names]
+    return (
+        f"the step changes a number that no checkpoint holds, {_some(each)}, and a later step may depend on it. Hand "
+        "what holds it to the recorder as `extra` (an object with state_dict and load_state_dict), or count in the "
+        "loop, outside of the step"
+    )
 
 
 def _evidence(

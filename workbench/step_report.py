@@ -15,6 +15,7 @@ from . import __version__
 from .batches.batch import batch_table
 from .errors import DataError, RunError, WorkbenchError
 from .files import write_atomic
+from .kind_names import moment_names
 from .probes.neighbours import BEFORE
 from .screen import batch_view, cause_view, departure, environment_view, layer_view, views
 from .screen.markup import escaped, heading, paragraph, small
@@ -113,15 +114,15 @@ def _verdict(run: Run, step: int, found: Found) -> str:
 
 def _layers(opened: Opened, step: int, segment: int, found: Found) -> str:
     run, trace = opened.run, found.trace
-    nearby = run.norms(step, segment, layer_view.AROUND)
+    nearby, names = run.norms(step, segment, layer_view.AROUND), moment_names(run.manifest.optimizer)
     layers = layer_view.telemetry_layers(run, run.line(step, segment)) if trace is None else trace.layers
     if not len(layers):
         return paragraph("No per-layer norms are recorded at this step.")
     scores = departure.logged_scores(run, step, segment, opened.flagged(step - BEFORE, step - 1))
-    first = departure.sentence(scores, run.manifest.layers, step, "telemetry")
+    first = departure.sentence(scores, run.manifest.layers, step, "telemetry", names)
     alt = f"Norms of each layer at step {step}, and the range of the steps nearby"
-    chart = norm_chart(layers, nearby, step=step, alt=alt)
-    return paragraph(first) + chart + layer_view.layer_table(layers, nearby, step, trace)
+    chart = norm_chart(layers, nearby, step=step, alt=alt, names=names)
+    return paragraph(first) + chart + layer_view.layer_table(layers, nearby, step, trace, names)
 
 
 def _batch(run: Run, step: int, segment: int, found: Found) -> str:

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 import pandas as pd
 
-Kind = Literal["data", "telemetry", "segment", "checkpoint", "trace", "step"]
+Kind = Literal["data", "telemetry", "segment", "batch", "checkpoint", "trace", "step"]
 Verdict = Literal["exact", "mismatch", "unverified"]
 
 
@@ -21,7 +21,8 @@ class Check(msgspec.Struct, frozen=True):
     """One thing that was looked at.
 
     Attributes:
-        kind: "data", "telemetry", "segment", "checkpoint", "trace", or "step": that is one proven by replay.
+        kind: "data", "telemetry", "segment", "batch" (the stored ones), "checkpoint", "trace", or "step": one that is
+            proven by replay.
         what: which one.
         verdict: "exact"; "mismatch": damaged, missing, or with other bits than recorded; "unverified": there is nothing
             to compare with.

@@ -6,29 +6,27 @@ Knows run folders and replays; writes nothing.
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from . import snapshot, trace, verdict
-from .errors import DataError, ReplayError, WorkbenchError
+from .batches.batch_files import check_batches
+from .errors import DataError, WorkbenchError
 from .fingerprint import known_method
 from .interventions import whatif
+from .proving import Progress, not_replayed, replayed
 from .rebuild import find, locate
-from .replay import replay_steps
 from .run import CHECKPOINTS, TRACES, Run
-from .session import prepared, undisturbed
+from .session import undisturbed
 from .snapshot import State
 from .verification import Check, Verification
 
 if TYPE_CHECKING:
     from .experiment import Experiment
-
-Progress = Callable[[int, int, str], None]
 
 
 def verify_run(
@@ -50,17 +48,15 @@ def verify_run(
     if not any(check.kind == "telemetry" and check.verdict == "mismatch" for check in checks):
         steps = len(run.telemetry)
         if replay:
+            lost = any(check.kind == "data" and check.verdict == "unverified" for check in checks)
             with undisturbed():
-                proven, on_the_way = _replayed(
+                proven, on_the_way = replayed(
                     run, replay, seed, notices, progress, experiment=experiment, factory=factory,
-                    other_environment=other_environment,
+                    other_environment=other_environment, lost=lost,
                 )  # fmt: skip
             checks += proven
     elif replay:
-        raise ReplayError(
-            f"no step of {run.path} can be replayed while its telemetry is damaged: "
-            f"{next(one.detail for one in checks if one.verdict == 'mismatch' and one.kind == 'telemetry')}"
-        )
+        checks.append(not_replayed(f"{replay} to sample", "what to compare them with, the telemetry, is damaged"))
     seconds = round(time.perf_counter() - began, 3)
     return Verification(
         run=run.manifest.run,
@@ -100,6 +96,7 @@ def _on_disk(run: Run, notices: list[str], progress: Progress) -> Iterator[Check
     if readable:
         notices += run.telemetry.notices
         yield from _chain(run)
+        yield from check_batches(run, lambda ahead, all_: progress(ahead, all_, "stored batches"))
     for done, (step, segment) in enumerate(run.checkpoints):
         progress(total - len(run.checkpoints) + done, total, f"checkpoint {step}")
         yield _checkpoint(run, step, segment, readable)
@@ -235,79 +232,3 @@ def _strays(run: Run) -> list[str]:
 def _stem(name: str) -> str:
     parts = name.split(".")
     return ".".join(parts[:2]) if len(parts) > 2 and parts[1].startswith("s") and parts[1][1:].isdecimal() else parts[0]
-
-
-# ---- by replay
-
-
-def sample(run: Run, count: int, seed: int) -> list[tuple[int, int]]:
-    """(segment, step) of so many steps, spread over the run: one drawn from each of `count` equal stretches of all the
-    steps that have a checkpoint before them."""
-    columns = [run.telemetry.column(name) for name in ("segment", "step")]
-    if columns[0] is None or columns[1] is None:
-        return []
-    pairs = sorted(zip(columns[0].tolist(), columns[1].tolist(), strict=True))
-    first = {entry.segment: min((step for step, _ in run.checkpoints_before(2**62, entry.segment)), default=None)
-             for entry in run.manifest.segments}  # fmt: skip
-    able = [(segment, step) for segment, step in pairs if (low := first.get(segment)) is not None and step > low]
-    draw, count = random.Random(seed), min(count, len(able))
-    bounds = [round(number * len(able) / count) for number in range(count + 1)] if count else []
-    return [able[draw.randrange(low, high)] for low, high in zip(bounds, bounds[1:], strict=False)]
-
-
-def _replayed(
-    run: Run,
-    count: int,
-    seed: int,
-    notices: list[str],
-    progress: Progress,
-    *,
-    experiment: Experiment | None,
-    **options: Any,
-) -> tuple[list[Check], int]:
-    """Replays a sample, each step from the nearest checkpoint; those that share one in a single roll-forward."""
-    groups: dict[tuple[int, tuple[int, int]], list[int]] = {}
-    for segment, step in sample(run, count, seed):
-        groups.setdefault((segment, run.checkpoints_before(step, segment)[-1]), []).append(step)
-    if not groups:
-        raise ReplayError(f"no step of {run.path} can be replayed: none has a checkpoint before it")
-    total = sum(max(steps) - start for (_, (start, _)), steps in groups.items())
-    checks, done, way = list[Check](), 0, 0
-    for (segment, (start, _)), steps in groups.items():
-        plan = run.plan(steps, segment, passes=1)
-
-        def report(ahead: int, all_: int, what: str, before: int = done) -> None:
-            progress(before + ahead, total, what)
-
-        with prepared(run, plan, experiment=experiment, **options) as ready:
-            experiment = ready.experiment  # built once
-            outcomes = replay_steps(
-                ready.experiment,
-                ready.start,
-                plan.steps,
-                ready.evidence,
-                layers=run.manifest.layers,
-                method=ready.method,
-                edits=ready.edits,
-                with_probe=False,
-                repeat=lambda step: False,
-                progress=report,
-            )
-            for outcome in outcomes:
-                name = f"{outcome.step}, segment {segment}"
-                if (difference := outcome.first_difference) is not None:
-                    where = f"{difference.item} at step {difference.step} ({difference.where}): {difference.detail}"
-                    checks.append(Check("step", name, "mismatch", f"the first difference is {where}"))
-                elif not outcome.exact:
-                    checks.append(Check("step", name, "unverified", outcome.gates.faithful.explanation))
-                elif ready.unlike:
-                    checks.append(Check("step", name, "unverified", f"informational: {'; '.join(ready.unlike)}"))
-                else:
-                    compared = sum(item.verdict == "exact" for item in outcome.items.values())
-                    checks.append(
-                        Check("step", name, "exact", f"all {compared} recorded items, from checkpoint {start}")
-                    )
-            notices += ready.notices
-        done += max(steps) - start
-        way += max(steps) - start - len(steps)
-    return checks, way

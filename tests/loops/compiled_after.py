@@ -52,7 +52,7 @@ def step(x, y):
     return loss
 
 
-recorder = wb.Recorder(out, model, optimizer, loss_fn, step_fn=step)
+recorder = wb.Recorder(out, model, optimizer, loss_fn, step_fn=step, compile=True)
 for epoch in range(3):
     for x, y in batch_iterate(16, points, labels):
         loss = recorder.step((x, y))

@@ -20,6 +20,7 @@ from ..rebuild import find, locate
 from ..sabotage.alterations import Relabelling, Repetition, Substitution
 from ..trainer.corpus import Corpus
 from ..trainer.data import Batch, WindowSampler, training_windows
+from .batch_files import stored_batch
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -34,7 +35,8 @@ def batch_table(run: Run, step: int, trace: Trace | None = None, *, segment: int
     Args:
         run: the run.
         step: the step that consumed the batch, counted from 1.
-        trace: a replay of this step: it adds the losses, and for a run of your own loop it is the only source.
+        trace: a replay of this step: it adds the losses, and for a run of your own loop that does not store its batches
+            it is the only source.
         segment: where the step stands in several segments that disagree.
 
     Returns:
@@ -52,9 +54,12 @@ def batch_table(run: Run, step: int, trace: Trace | None = None, *, segment: int
     try:
         table = _drawn(run, step, chosen)
     except DataError:
-        if trace is None or trace.batch is None:
+        if trace is not None and trace.batch is not None:
+            table = _values(trace.batch, run.manifest.rebuild.get("kind") == "trainer")
+        elif run.manifest.stored_batches:
+            table = _values(stored_batch(run, step, chosen), False)
+        else:
             raise
-        table = _values(trace.batch, run.manifest.rebuild.get("kind") == "trainer")
     return table if trace is None else _with_losses(table, trace)
 
 
@@ -105,6 +110,11 @@ def sampler_of(run: Run, *, verify: bool = True) -> WindowSampler:
         ExperimentError: the config in the manifest is damaged.
     """
     rebuild = run.manifest.rebuild
+    if rebuild.get("kind") == "mlx-lm":
+        raise DataError(
+            f"{run.name} was recorded by `workbench mlx-lm`; run.batch_facts(step) and `workbench batch` say which "
+            "lines of train.jsonl a step had; a replay shows them here"
+        )
     if rebuild.get("kind") != "trainer":
         raise DataError(
             f"{run.name} was recorded from a loop of your own, so only that loop knows its batches; replay the step"

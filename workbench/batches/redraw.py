@@ -25,28 +25,47 @@ def redraw(run: Run, sampler: Sampler, step: int, segment: int, notices: list[st
             one that the run logged.
         CheckpointError: the checkpoint's cursor is damaged.
     """
-    before = run.checkpoints_before(step, segment)
+    return redraw_through(run, sampler, step, step, segment, notices)[step]
+
+
+def redraw_through(
+    run: Run, sampler: Sampler, first: int, step: int, segment: int, notices: list[str]
+) -> dict[int, Batch]:
+    """As `redraw`, and with the batches from step `first` on as far as they can be had; by step.
+
+    Args:
+        notices: receives also which of the earlier ones are left out, and why.
+    """
+    before = run.checkpoints_before(first, segment) or run.checkpoints_before(step, segment)[:1]
     if not before:
         raise ReplayError(f"no checkpoint of {run.path} comes before step {step}, so its batch can't be drawn again")
     start, other = before[-1]
     sampler.load_state_dict(_cursor(run, start, other))
-    try:
-        for _ in range(start, step):
+    found: dict[int, Batch] = {}
+    for one in range(start + 1, step + 1):
+        try:
             drawn = next(sampler)
-    except StopIteration:
-        raise ReplayError(
-            f"the sampler ran out before step {step}; rebuild it with the data that the run had"
-        ) from None
-    batch, recorded = as_batch(drawn), run.evidence(step, segment).get("batch_hash")
-    if recorded is None:
-        notices.append(f"the batch of step {step} was drawn again, and the run logged no hash to verify it by")
-    elif batch_hash(batch) != recorded:
-        raise ReplayError(
-            f"the batch of step {step}, drawn again from checkpoint {start}, is not the one that {run.name} logged: "
-            "the sampler depends on more than its cursor (the random state, say), so only steps around the replayed "
-            "one have their batches"
-        )
-    return batch
+        except StopIteration:
+            raise ReplayError(
+                f"the sampler ran out before step {step}; rebuild it with the data that the run had"
+            ) from None
+        if one < first:
+            continue
+        batch, recorded = as_batch(drawn), run.evidence(one, segment).get("batch_hash")
+        if recorded is None:
+            notices.append(f"the batch of step {one} was drawn again, and the run logged no hash to verify it by")
+        elif batch_hash(batch) != recorded:
+            unlike = (
+                f"the batch of step {one}, drawn again from checkpoint {start}, is not the one that {run.name} logged: "
+                "the sampler depends on more than its cursor (the random state, say), so only steps around the "
+                "replayed one have their batches"
+            )
+            if one == step:
+                raise ReplayError(unlike)
+            notices.append(f"left out: {unlike}")
+            continue
+        found[one] = batch
+    return found
 
 
 def _cursor(run: Run, step: int, segment: int) -> dict:

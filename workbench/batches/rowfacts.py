@@ -22,6 +22,9 @@ SIGMA_FLOOR = 0.01  # of |median|: where nearly all rows agree the MAD is 0 or r
 FEWEST_ROWS = 8  # the median and MAD of fewer say nothing
 
 
+Rows = Sequence[np.ndarray] | np.ndarray
+
+
 @dataclass(frozen=True)
 class Repetition:
     """A stretch of a row that repeats itself."""
@@ -77,11 +80,11 @@ def log_likelihood(tokens: np.ndarray, counts: np.ndarray) -> float:
     return float(np.mean(np.log(smoothed[tokens] / smoothed.sum()))) if tokens.size else float("nan")
 
 
-def measures(rows: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
+def measures(rows: Rows, counts: np.ndarray) -> dict[str, np.ndarray]:
     """`MEASURES` of each row.
 
     Args:
-        rows: (rows, length) token ids.
+        rows: token ids of each row, (length,), of any length.
         counts: (vocabulary,) how often each token stands in the corpus.
 
     Returns:
@@ -107,12 +110,12 @@ def robust_z(values: np.ndarray, past: np.ndarray) -> np.ndarray:
         return np.asarray((values - median) / np.float64(sigma))
 
 
-def unlike(rows: np.ndarray, past: Sequence[np.ndarray], counts: np.ndarray) -> dict[str, np.ndarray]:
+def unlike(rows: Rows, past: Sequence[Rows], counts: np.ndarray) -> dict[str, np.ndarray]:
     """`measures` of rows, the robust z of each against the rows of earlier batches (`<name>_z`), and `outlier`: the
     largest |z| of a row.
 
     Args:
-        rows: (rows, length) token ids; past: the same of other batches, any number of rows each.
+        rows: token ids of each row, (length,), of any length; past: the same of other batches.
     """
     own = measures(rows, counts)
     before = [measures(batch, counts) for batch in past]
@@ -126,7 +129,11 @@ def unlike(rows: np.ndarray, past: Sequence[np.ndarray], counts: np.ndarray) -> 
 
 def copies(batch: Sequence[np.ndarray]) -> list[int | None]:
     """For each row the first other row of the same contents, in every array of the batch; None if there is none."""
-    keys = row_keys(batch)
+    return alike(row_keys(batch))
+
+
+def alike(keys: Sequence[bytes]) -> list[int | None]:
+    """For each key the place of the first other that equals it; None if there is none."""
     first: dict[bytes, list[int]] = {}
     for number, key in enumerate(keys):
         first.setdefault(key, []).append(number)

@@ -12,6 +12,7 @@ import pandas as pd
 
 from ..compare import mismatches
 from ..interventions.scene import CONTEXT
+from ..kind_names import moment_names
 from ..probes import measure
 from ..probes.neighbours import THRESHOLD, scored
 from ..telemetry import ARRAYS
@@ -90,20 +91,22 @@ def _layers(inquiry: Inquiry) -> Iterator[Outlier]:
     first = max(scene.first, inquiry.last - WINDOW) + 1
     scores = _scores(inquiry, range(first, scene.step + 1))
     far = scores[scores["z"].abs() > THRESHOLD]
-    own = far[far["step"] == scene.step]
+    own, names = far[far["step"] == scene.step], moment_names(inquiry.run.manifest.optimizer)
     for row in own.reindex(own["z"].abs().sort_values(ascending=False, kind="stable").index).head(NAMED).itertuples():
+        kind = names.get(row.kind, row.kind)
         yield Outlier(
             name="layer",
-            sentence=f"The {row.kind} norm of {row.layer or 'the model'} is {row.value:.4g}, {row.z:+.1f} robust "
+            sentence=f"The {kind} norm of {row.layer or 'the model'} is {row.value:.4g}, {row.z:+.1f} robust "
             "deviations from the steps before.",
             numbers=Numbers.of({"value": row.value, "z": row.z}),
         )
     earlier = far[(far["step"] < scene.step) & far["step"].isin(range(scene.step - CONTEXT, scene.step))]
     if inquiry.alarm.rule is not None and len(earlier):
         row = earlier.iloc[0]
+        kind = names.get(row["kind"], row["kind"])
         yield Outlier(
             name="onset",
-            sentence=f"The first norm that was far off, from {CONTEXT} steps before on, is the {row['kind']} norm of "
+            sentence=f"The first norm that was far off, from {CONTEXT} steps before on, is the {kind} norm of "
             f"{row['layer'] or 'the model'} at step {row['step']} ({row['z']:+.1f} robust deviations).",
             numbers=Numbers.of({"step": row["step"], "z": row["z"]}),
         )
@@ -151,9 +154,9 @@ def _zero_gradients(inquiry: Inquiry) -> Iterator[Outlier]:
             numbers=Numbers.of({"layers": len(zero)}),
         )
     trained = {path for paths in scene.stepper.owned.values() for path in paths}
-    if frozen := [
-        path for path in scene.state(scene.step).weights if path not in trained and _is_weight(inquiry, path)
-    ]:
+    weights = scene.state(scene.step).weights
+    frozen = [path for path in weights if path not in trained and _is_weight(inquiry, path)]
+    if frozen and not any(_is_adapter(path) for path in trained):
         yield Outlier(
             name="not trained",
             sentence=f"{len(frozen)} of {len(frozen) + len(trained)} parameters are not trained: {_listed(frozen)}.",
@@ -164,6 +167,12 @@ def _zero_gradients(inquiry: Inquiry) -> Iterator[Outlier]:
 def _is_weight(inquiry: Inquiry, path: str) -> bool:
     """Running statistics and the like are no parameters that someone froze."""
     return path.rpartition(".")[2] in ("weight", "bias")
+
+
+def _is_adapter(path: str) -> bool:
+    """A low-rank adapter (LoRA, Hu et al. 2021, arXiv:2106.09685), as mlx-lm names its parameters: with these, not to
+    train the others is what is wanted."""
+    return path.rpartition(".")[2] in ("lora_a", "lora_b")
 
 
 def _updates(inquiry: Inquiry) -> Iterator[Outlier]:

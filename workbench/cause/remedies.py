@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from ..bits import bits_float
 from ..interventions.changes import parse_change
+from ..rebuild import experiment_call, other_options, own_parts, parts_of
 from ..seams import state_segment
 from ..verdict import Numbers, Remedy
 from .counterfactual import Shot
@@ -96,10 +98,58 @@ def command(inquiry: Inquiry, one: Tried, place: str | None = None) -> str:
         words += ["--set", one.fork] if one.fork else []
         return shlex.join([*words, "--out", out])
     number, _, of = place.partition(".s")
-    changes = (["batch=skip"] if one.skip is not None else []) + ([one.fork] if one.fork else [])
-    given = f"changes={changes!r}, " if changes else ""
-    given += f"segment={of}, " if of else ""
-    return (
-        f"point = wb.fork_point({str(run.path)!r}, {number}, {given}experiment=experiment)\n"
-        f"recorder = wb.Recorder({out!r}, model, optimizer, loss_fn, sampler, fork=point)"
-    )
+    return _python(inquiry, one, int(number), int(of) if of else segment, out)
+
+
+def _python(inquiry: Inquiry, one: Tried, state: int, segment: int, out: str) -> str:
+    """Lines of Python for the loop that recorded the run, in the names of the documentation."""
+    run, manifest = inquiry.run, inquiry.run.manifest
+    change = parse_change(one.fork) if one.fork else None
+    handed = manifest.stored_batches  # the loop hands over its batches, and leaves one out itself
+    changes = (["batch=skip"] if one.skip is not None and not handed else []) + ([one.fork] if one.fork else [])
+    point = [repr(str(run.path)), str(state), *([f"changes={changes!r}"] if changes else [])]
+    point += [f"segment={segment}"] if len(manifest.segments) > 1 else []
+    point += [] if (state, segment) in run.checkpoints else _way_to_rebuild(inquiry)
+    tuning = manifest.rebuild.get("kind") == "mlx-lm"  # no loop of the user's has these names
+    lines, made = [], []
+    parts = [*parts_of(manifest), *own_parts(manifest)]
+    if tuning:
+        lines += ["from workbench.rebuild import rebuild", f"run = wb.open_run({str(run.path)!r})"]
+        lines += ["tuned = rebuild(run.manifest, run.path)"]
+        parts = [f"tuned.{name}" for name in parts]
+        made += ["data=run.manifest.data", "rebuild=run.manifest.rebuild"]
+    if manifest.rebuild.get("kind") == "factory":
+        made += [f"factory={manifest.rebuild.get('factory')!r}"]
+        made += [f"arguments={found!r}"] if (found := manifest.rebuild.get("arguments")) else []
+    clips = change is not None and change.name == "clip" and not manifest.own_step
+    options = [text for text in other_options(manifest) if not (clips and text.startswith("clip="))]
+    options += [f"clip={change.value!r}"] if clips and change is not None else []
+    lines.append(f"point = wb.fork_point({', '.join(point)})")
+    lines.append(f"recorder = wb.Recorder({', '.join([repr(out), *parts, *options, 'fork=point', *made])})")
+    if change is not None and change.name not in ("reset", "rng") and not clips:
+        lines.append(f"# {change} is for your loop to make, from its first step on: the fork only notes it")
+    if tuning:
+        lines += [f"for batch in recorder.batches({run.telemetry.last_step()}):", "    recorder.step(batch)"]
+        lines += ["recorder.close()"]
+    if handed and one.skip is not None:
+        lines.append(
+            f"# the fork starts at state {state}: leave out the batch of step {one.skip}, and hand over those of steps "
+            f"{one.skip + 1}, {one.skip + 2}, … by recorder.step(batch)"
+        )
+    elif handed:
+        lines.append(
+            f"# the fork starts at state {state}: hand over the batches of steps {state + 1}, {state + 2}, … by "
+            "recorder.step(batch)"
+        )
+    return "\n".join(lines)
+
+
+def _way_to_rebuild(inquiry: Inquiry) -> list[str]:
+    """For a state that has to be rolled forward to: what is to perform the steps, as an argument."""
+    rebuild = inquiry.run.manifest.rebuild
+    if rebuild.get("kind") == "mlx-lm":
+        return []
+    script = rebuild.get("script")
+    script = script if isinstance(script, str) and Path(script).is_file() else None
+    factory = inquiry.opening.get("factory") or rebuild.get("factory") or script
+    return [f"factory={factory!r}" if factory else f"experiment={experiment_call(inquiry.run.manifest)}"]

@@ -64,14 +64,15 @@ def odd_rows(batch: Sequence[np.ndarray], past: Sequence[Sequence[np.ndarray]]) 
     highest = max(int(array.max()) for array in (inputs, *before))
     counts = np.bincount(np.concatenate([array.ravel() for array in before]), minlength=highest + 1)
     facts = rowfacts.unlike(inputs, before, counts)
-    targets = dict(_odd_targets(batch, past))
+    targets, counted = dict(_odd_targets(batch, past)), counted_positions(batch)
     found: dict[int, Suspect] = {}
     for row, tokens in enumerate(inputs):
         why = []
-        if (repeated := rowfacts.repetition(tokens)) is not None:
+        real = tokens if counted is None else unpadded(tokens, counted[row])
+        if (repeated := rowfacts.repetition(real)) is not None:
             what = "one token" if repeated.period == 1 else f"{repeated.period} tokens"
             why.append(f"{what} repeated {repeated.repeats} times")
-        elif len(np.unique(tokens)) == 1 < tokens.size:
+        elif len(np.unique(real)) == 1 < real.size:
             why.append("one token throughout")
         if row in targets:
             why.append(targets[row])
@@ -84,6 +85,46 @@ def odd_rows(batch: Sequence[np.ndarray], past: Sequence[Sequence[np.ndarray]]) 
         if why:
             found[row] = Suspect(row, why, wrong, oddness)
     return found
+
+
+def counted_positions(batch: Sequence[np.ndarray]) -> np.ndarray | None:
+    """Which positions of each row have a target that counts, where a batch says so: bool, (rows, length). None where it
+    does not.
+
+    It does by targets below 0, or by a second array (rows, 2) of where in each row what counts begins and ends, as
+    `mlx_lm.tuner.trainer.default_loss` takes it: the tokens from the first place on and before the second one.
+    """
+    inputs, second = batch[0], batch[1] if len(batch) > 1 else None
+    if second is None or second.dtype.kind not in "iu":
+        return None
+    if second.shape == inputs.shape:
+        return np.asarray(second >= 0)
+    rows, length = inputs.shape
+    if second.shape != (rows, 2) or length <= 2 or any(array.size for array in batch[2:]):
+        return None
+    first, end = second[:, :1].astype(np.int64), second[:, 1:].astype(np.int64)
+    if not ((first >= 0) & (first <= end) & (end <= length)).all():
+        return None
+    places = np.arange(length)
+    return np.asarray((places >= first) & (places < end))
+
+
+def unpadded(tokens: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """A row without its padding: without the stretch of one and the same token at either end of it that has no target
+    which counts. A row of which nothing counts stays as it is.
+
+    Args:
+        tokens: (length,) integers; counted: (length,) bool.
+    """
+    places = np.flatnonzero(counted)
+    if not places.size:
+        return tokens
+    start, end = 0, len(tokens)
+    while start < places[0] and tokens[start] == tokens[0]:
+        start += 1
+    while end > places[-1] + 1 and tokens[end - 1] == tokens[-1]:
+        end -= 1
+    return tokens[start:end]
 
 
 _WORDS = (

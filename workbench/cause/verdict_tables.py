@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from textwrap import indent
 from typing import Any
 
 from rich.table import Table
@@ -34,7 +35,7 @@ def verdict_parts(verdict: Verdict) -> Iterator[Table | Text | str]:
                 yield Text.assemble((f"  {one.change}: ", "dim"), one.note)
     best = verdict.remedy
     if best is not None and best.command:
-        yield f"To go on with {best.change}:\n  {best.command}"  # unwrapped, to be copied
+        yield f"To go on with {best.change}:\n{indent(best.command, '  ')}"  # unwrapped, to be copied
     yield Text(verdict.footer(), style="dim")
 
 

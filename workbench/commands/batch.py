@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..printed import echo
-from .options import RUN, SEGMENT
+from .options import FACTORY, RUN, SEGMENT
 from .page import page, print_json
 
 
@@ -17,16 +17,18 @@ from .page import page, print_json
 @click.option("--step", required=True, type=click.IntRange(1), help="The step that consumed the batch.")
 @click.option("--rows", type=click.IntRange(1), help="Only the first K rows of each batch. [default: all]")
 @SEGMENT
+@FACTORY
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
-def batch(run: Path, step: int, rows: int | None, segment: int | None, as_json: bool) -> None:
+def batch(run: Path, step: int, rows: int | None, segment: int | None, factory: str | None, as_json: bool) -> None:
     """Which data was in a step, and in the step before it? Text, origin, and what is odd in each row.
 
-    Draws the batch again from the run's data files; loads no weights. If the step was replayed, rows stand by their
-    share of its loss; otherwise the most unlike the run's other rows come first.
+    Draws the batch again from the run's data files, of a run of mlx-lm too, or reads the one that the run stored; loads
+    no weights. Where only the sampler of your own program has it, name that program with --factory. If the step was
+    replayed, rows stand by their share of its loss; otherwise the most unlike the run's other rows come first.
     """
     from ..run import open_run
 
-    facts = open_run(run).batch_facts(step, segment=segment)
+    facts = open_run(run).batch_facts(step, segment=segment, factory=factory)
     notices = facts.attrs["notices"]
     facts = facts.groupby("step", sort=False).head(rows) if rows else facts
     if as_json:

@@ -12,7 +12,10 @@ import click
 @click.option("--dir", "folder", type=click.Path(path_type=Path), default=Path("spike-workbench"), show_default=True)
 @click.argument("lab_options", nargs=-1, type=click.UNPROCESSED)
 def lab(run: Path | None, folder: Path, lab_options: tuple[str, ...]) -> None:
-    """Open JupyterLab on the notebooks. Options after -- go to JupyterLab."""
+    """Open JupyterLab on the notebooks; with RUN (a run, or a log of another program) on a panel of it.
+
+    Options after -- go to JupyterLab.
+    """
     from ..lab import open_lab
 
     if run is not None and str(run).startswith("-"):  # an option for JupyterLab, and no run before it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .page import page
@@ -13,8 +14,12 @@ if TYPE_CHECKING:
 _STYLE = {"exact": "green", "mismatch": "bold red", "within tolerance": "yellow", "unverified": "dim"}
 
 
-def print_trace(trace: Trace, full: bool) -> None:
-    """Prints a trace; not in full: its sentence, notices and findings only."""
+def print_trace(trace: Trace, full: bool, names: Mapping[str, str] | None = None) -> None:
+    """Prints a trace; not in full: its sentence, notices and findings only.
+
+    Args:
+        names: of kinds that are not what they are called (see `kind_names`).
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -38,7 +43,7 @@ def print_trace(trace: Trace, full: bool) -> None:
         console.print(table)
     if silent := [f"{row['item']} ({row['detail']})" for row in items if row["verdict"] == "unverified"]:
         console.print(f"  not compared: {', '.join(silent)}")
-    console.print(layer_table(trace, console.width))
+    console.print(layer_table(trace, console.width, names))
     if len(trace.rows):
         worst = trace.rows.iloc[0]
         console.print(
@@ -47,7 +52,7 @@ def print_trace(trace: Trace, full: bool) -> None:
     console.print(f"trace: {trace.path}", soft_wrap=True)
 
 
-def layer_table(trace: Trace, width: int) -> Any:
+def layer_table(trace: Trace, width: int, names: Mapping[str, str] | None = None) -> Any:
     """As many columns as fit with whole names and numbers; the trace file has the others."""
     from rich.box import HEAVY_HEAD, SIMPLE
     from rich.table import Table
@@ -58,7 +63,8 @@ def layer_table(trace: Trace, width: int) -> Any:
     title = f"Step {trace.step}: L2 norm of each layer, replayed"
     table = Table(title=title, title_justify="left", box=HEAVY_HEAD if wide else SIMPLE)
     table.add_column("layer", overflow="fold")
-    for name in (*kinds, "as logged"):
+    kinds = tuple(kind for kind in kinds if not names or kind not in names or kind in norms)
+    for name in (*((names or {}).get(kind, kind) for kind in kinds), "as logged"):
         table.add_column(name, no_wrap=True)
     digits = 5 if wide else 3
     for index, layer in enumerate(trace.record.layers):

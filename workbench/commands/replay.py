@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
+from ..kind_names import moment_names
 from ..printed import echo
 from .options import CHECKPOINT, FACTORY, OTHER_ENVIRONMENT, RUN, SEGMENT
 from .page import page, print_json
@@ -67,18 +69,19 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
         else:
             context, traces = None, run.replay(steps, segment=segment, progress=progress, **options)
     traces = traces if isinstance(traces, list) else [traces]
+    names = moment_names(run.manifest.optimizer)
     if context is not None:
-        _print_context(context, as_json)
+        _print_context(context, as_json, names)
     elif as_json:
         documents = [msgspec.to_builtins(trace.record) | {"trace": str(trace.path)} for trace in traces]
         print_json(documents[0] if isinstance(steps, int) else documents)
     else:
         for trace in traces:
-            print_trace(trace, full=len(traces) == 1)
+            print_trace(trace, full=len(traces) == 1, names=names)
     sys.exit(0 if all(trace.exact for trace in traces) else 1)
 
 
-def _print_context(context: Any, as_json: bool) -> None:
+def _print_context(context: Any, as_json: bool, names: Mapping[str, str]) -> None:
     from ..probes.context_tables import context_json, context_tables
 
     trace = context.trace
@@ -86,7 +89,7 @@ def _print_context(context: Any, as_json: bool) -> None:
         document = msgspec.to_builtins(trace.record) | {"trace": str(trace.path), "context": context_json(context)}
         print_json(document)
         return
-    print_trace(trace, full=True)
+    print_trace(trace, full=True, names=names)
     console = page(140)
     for table in context_tables(context):
         console.print(table)

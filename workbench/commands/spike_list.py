@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,29 +15,44 @@ from ..printed import echo, echo_json, terminal
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ..run import Run
+
 
 @click.command()
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN [RUN]...")
 @click.option("--rule", "rules", multiple=True, help="A rule to look with, or all; repeatable. See below.")
 @click.option("--near", type=click.IntRange(0), help="Several runs: steps apart that are the same. [default: 2]")
+@click.option("--format", "format_", metavar="F", help="Of a log: as what to read it. [default: by its content]")
+@click.option(
+    "--columns", metavar="NAME=KEY,...", help="Of a log: its keys for step, loss, lr, grad_norm, val_loss; step=: none."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def spikes(runs: tuple[Path, ...], rules: tuple[str, ...], near: int | None, as_json: bool) -> None:
+def spikes(
+    runs: tuple[Path, ...],
+    rules: tuple[str, ...],
+    near: int | None,
+    format_: str | None,
+    columns: str | None,
+    as_json: bool,
+) -> None:
     """List the spikes of a run or of another program's log, with the rule that found each.
 
     Without --rule a single run is judged as its recorder did. With it, by rules that also say where each departure
     began: non_finite, moving_average (the posttrainllm trainer's), robust_z, six_sigma, grad_norm_median, drift (slow
     ones, by CUSUM). With several runs, by these, and the steps at which more than one of them spiked are named.
-    """
-    from ..run import open_run
 
+    As what a log was recognised, and which key was taken for the loss, is said on standard error. Where that is wrong,
+    set it: --format csv, say, and --columns loss=train/ce,step=global_step.
+    """
     asked = None if not rules or "all" in rules else rules
+    opened = [_opened(path, format_, columns) for path in runs]
     if len(runs) > 1:
-        _common(runs, asked, near, as_json)
+        _common(opened, asked, near, as_json)
         return
     if near is not None:
         raise click.UsageError("--near goes with several runs.")
     if not rules:
-        found = open_run(runs[0]).spikes()
+        found = opened[0].spikes()
         if as_json:
             echo_json(msgspec.json.format(msgspec.json.encode(found.to_dict("records"))))
             return
@@ -47,7 +63,7 @@ def spikes(runs: tuple[Path, ...], rules: tuple[str, ...], near: int | None, as_
         return
     from ..detection.detecting import detect_spikes
 
-    found = detect_spikes(open_run(runs[0]), asked)
+    found = detect_spikes(opened[0], asked)
     if as_json:
         echo_json(msgspec.json.format(msgspec.json.encode(_records(found))))
         return
@@ -63,6 +79,33 @@ def spikes(runs: tuple[Path, ...], rules: tuple[str, ...], near: int | None, as_
             echo(f"step {row.step} (segment {row.segment}), {row.rule}: {row.explanation}{_extent(row)}")
 
 
+def _opened(path: Path, format_: str | None, columns: str | None) -> Run:
+    """A run, or a log of another program, of which it is said as what it is read."""
+    from ..errors import WorkbenchError
+    from ..foreign.logged_run import LoggedRun
+    from ..run import open_run
+
+    run = open_run(path, format_, _columns(columns))
+    if isinstance(run, LoggedRun):
+        for notice in run.telemetry.notices:
+            echo(notice if notice.startswith(str(path)) else f"{path}: {notice}", err=True)
+    elif format_ is not None or columns is not None:
+        raise WorkbenchError(f"{path} is a recorded run; --format and --columns go with logs of other programs")
+    return run
+
+
+def _columns(text: str | None) -> dict[str, str | None] | None:
+    if text is None:
+        return None
+    pairs = [part.partition("=") for part in text.split(",")]
+    if wrong := [name for name, sign, _ in pairs if not sign or not name.strip()]:
+        raise click.BadParameter(
+            f"{wrong[0]!r} is no pair; expected NAME=KEY,... such as loss=train/ce,step=global_step",
+            param_hint="'--columns'",
+        )
+    return {name.strip(): key.strip() or None for name, _, key in pairs}
+
+
 def _extent(row: Any) -> str:
     began = f"began at {row.onset}" if row.onset < row.step else ""
     largest = f"largest at {row.peak}" if row.peak > row.step else ""
@@ -70,7 +113,7 @@ def _extent(row: Any) -> str:
     return f" [{said}]" if said else ""
 
 
-def _common(runs: tuple[Path, ...], rules: tuple[str, ...] | None, near: int | None, as_json: bool) -> None:
+def _common(runs: Sequence[Run], rules: tuple[str, ...] | None, near: int | None, as_json: bool) -> None:
     from ..detection.shared_spikes import NEAR, compare_spikes
 
     found = compare_spikes(runs, rules, near=NEAR if near is None else near)

@@ -45,7 +45,7 @@ def detect_spikes(
         "grad_norm"), value, threshold and level (float64: what was compared at `step`, with what, and the level it
         departed from; see `rules`), peak_value, event (departures with the same number overlap, or are at most half a
         window apart; see `first_departures`) and explanation, a sentence fragment. `attrs["notices"]` says which rules
-        had too few values to speak at all.
+        had too few values to speak at all, and `attrs["silent"]` lists those.
 
     Raises:
         WorkbenchError: a rule is unknown, or the frame lacks `step`.
@@ -77,7 +77,8 @@ def detect_spikes(
         ("value", "threshold", "level", "peak_value"),
     )
     table = table.astype(dict.fromkeys(whole, "int64") | dict.fromkeys(numbers, "float64"))
-    table.attrs["notices"] = _silent(asked, longest, settings)
+    silent = _silent(asked, longest, settings)
+    table.attrs["notices"], table.attrs["silent"] = list(silent.values()), list(silent)
     return table
 
 
@@ -208,8 +209,9 @@ def _stretches(series: _Series, quantity: str) -> list[Departure]:
     return found
 
 
-def _silent(asked: Sequence[str], longest: dict[str, int], settings: DetectionSettings) -> list[str]:
-    notices = []
+def _silent(asked: Sequence[str], longest: dict[str, int], settings: DetectionSettings) -> dict[str, str]:
+    """A sentence for each rule that had too few values."""
+    notices = {}
     for name in asked:
         if name == "non_finite":
             continue
@@ -217,5 +219,5 @@ def _silent(asked: Sequence[str], longest: dict[str, int], settings: DetectionSe
         needed = settings.drift_window if name == "drift" else getattr(settings, THRESHOLD_RULES[name].needs)
         if longest[quantity] <= needed:
             many = f"has {longest[quantity]} finite values" if longest[quantity] else "is not recorded"
-            notices.append(f"{name} is silent: the {QUANTITIES[quantity]} {many}, and it needs more than {needed}.")
+            notices[name] = f"{name} is silent: the {QUANTITIES[quantity]} {many}, and it needs more than {needed}."
     return notices

@@ -124,7 +124,6 @@ def compare_spikes(
     for name, run in zip(names, opened, strict=True):
         steps = run.steps
         found[name] = detect_spikes(run, rules, settings)
-        notices += [f"{name}: {notice}" for notice in found[name].attrs["notices"]]
         own = first_departures(found[name])
         events.append(own)
         spans.append((int(steps["step"].min()), int(steps["step"].max())) if len(steps) else (0, 0))
@@ -135,12 +134,23 @@ def compare_spikes(
                 notices.append(
                     f"{name} logs means over up to {widest + 1} steps, so steps at most {near} apart count as the same."
                 )
+    notices += _silent({name: one.attrs["silent"] for name, one in found.items()})
     for name, span in zip(names, spans, strict=True):
         if span[1] < max(last for _, last in spans):
             notices.append(f"{name} ends at step {span[1]:,}: nothing is known of it after that.")
     frame = _table(names, events, spans, near)
     pairs = int(sum(row * (row - 1) // 2 for row in frame["runs"].tolist()))
     return SpikeComparison(names, spans, near, frame, found, _expected(events, spans, near), pairs, notices)
+
+
+def _silent(rules: dict[str, list[str]]) -> list[str]:
+    """One sentence on all rules that had too few values, and in which runs; what each lacked, `found` has."""
+    every = list(dict.fromkeys(rule for own in rules.values() for rule in own))
+    places = {rule: [name for name, own in rules.items() if rule in own] for rule in every}
+    parts = [
+        f"{rule} is silent in {_listed(own) if len(own) < len(rules) else 'all runs'}" for rule, own in places.items()
+    ]
+    return [f"Too few values: {'; '.join(parts)}."] if parts else []
 
 
 def different(names: Sequence[str]) -> list[str]:

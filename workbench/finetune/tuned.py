@@ -130,15 +130,54 @@ def rebuilt(rebuild: Mapping[str, Any], files: Sequence[Path]) -> Tuning:
         ExperimentError: the description is damaged, mlx-lm is missing, or it refuses the job.
         DataError: files and places do not go together.
     """
+    known = _described(rebuild)
+    settings = complete(known.config)
+    with linked(known.files, files) as folder, _refusals_named(), contextlib.redirect_stdout(io.StringIO()):
+        return _tuning(settings, folder, known.began, StepOptions(**msgspec.to_builtins(known.options)))
+
+
+def stream(rebuild: Mapping[str, Any], files: Sequence[Path]) -> tuple[ExampleSampler, Any]:
+    """The batches of the job that a manifest describes, and its tokenizer; no weights are read.
+
+    Args, errors: as `rebuilt`. The files are not verified here: the hash of a batch proves what was read.
+    """
+    known = _described(rebuild)
+    settings, kept = complete(known.config), list[tuple[str, Path]]()
+    if len(known.files) == len(files):
+        kept = [pair for pair in zip(known.files, files, strict=True) if pair[1].suffix != ".safetensors"]
+    names, places = zip(*kept, strict=True) if kept else (known.files, files)
+    with linked(names, places) as folder, _refusals_named(), contextlib.redirect_stdout(io.StringIO()):
+        utils, model = mlx_lm("utils"), folder / MODEL
+        ends = utils.load_config(model).get("eos_token_id", None)
+        tokenizer = _Dated(utils.load_tokenizer(model, {"trust_remote_code": False}, eos_token_ids=ends), known.began)
+        return _sampler(settings, _sets(settings, folder, tokenizer))[0], tokenizer
+
+
+def _described(rebuild: Mapping[str, Any]) -> _Description:
     try:
-        known = msgspec.convert({key: rebuild.get(key) for key in _Description.__struct_fields__}, _Description)
+        return msgspec.convert({key: rebuild.get(key) for key in _Description.__struct_fields__}, _Description)
     except msgspec.ValidationError as error:
         raise ExperimentError(
             f"the manifest is damaged: {error}; expected the description of a run of mlx-lm"
         ) from error
-    settings = complete(known.config)
-    with linked(known.files, files) as folder, _refusals_named(), contextlib.redirect_stdout(io.StringIO()):
-        return _tuning(settings, folder, known.began, StepOptions(**msgspec.to_builtins(known.options)))
+
+
+def _sets(settings: Mapping[str, Any], folder: Path, tokenizer: Any) -> list[Examples | None]:
+    """mlx-lm's training, validation and test set; None: it is empty."""
+    arguments = types.SimpleNamespace(**{**settings, "data": str(folder / DATA)})
+    sets = mlx_lm("tuner.datasets").load_dataset(arguments, tokenizer)
+    return [mlx_lm("tuner.datasets").CacheDataset(one) if len(one) else None for one in sets]
+
+
+def _sampler(settings: Mapping[str, Any], sets: Sequence[Examples | None]) -> tuple[ExampleSampler, Batches | None]:
+    """The stream of the training set, and the batches of the validation set if it is evaluated."""
+    training, validating, _ = sets
+    cut = partial(Batches, size=settings["batch_size"], longest=settings["max_seq_length"])
+    batches = cut(training)
+    validation = cut(validating) if validating is not None and settings["val_batches"] else None
+    evaluations = Evaluations(len(validation or ()), settings["steps_per_eval"], settings["iters"])
+    shuffles = Shuffles(settings["seed"], len(batches), evaluations)
+    return ExampleSampler(batches, shuffles, settings["grad_accumulation_steps"]), validation
 
 
 @contextlib.contextmanager
@@ -155,10 +194,8 @@ def _refusals_named() -> Iterator[None]:
 
 def _tuning(settings: dict[str, Any], folder: Path, date: datetime.datetime | None, options: StepOptions) -> Tuning:
     model, tokenizer = mlx_lm("utils").load(str(folder / MODEL), tokenizer_config={"trust_remote_code": False})
-    arguments = types.SimpleNamespace(**settings | {"data": str(folder / DATA)})
     tokenizer = _Dated(tokenizer, date)
-    sets = mlx_lm("tuner.datasets").load_dataset(arguments, tokenizer)
-    training, validating, testing = (mlx_lm("tuner.datasets").CacheDataset(one) if len(one) else None for one in sets)
+    sets = _sets(settings, folder, tokenizer)
     mx.random.seed(settings["seed"])
     _make_trainable(model, settings)
     if settings["resume_adapter_file"] is not None:
@@ -170,13 +207,9 @@ def _tuning(settings: dict[str, Any], folder: Path, date: datetime.datetime | No
     mx.eval(model.parameters())  # read from the linked files, which are gone soon
     if not dict(tree_flatten(model.trainable_parameters())):
         raise ExperimentError("no parameter of this model is trained; expected other num_layers or lora_parameters")
-    cut = partial(Batches, size=settings["batch_size"], longest=settings["max_seq_length"])
-    batches, accumulate = cut(training), settings["grad_accumulation_steps"]
-    validation = cut(validating) if validating is not None and settings["val_batches"] else None
-    evaluations = Evaluations(len(validation or ()), settings["steps_per_eval"], settings["iters"])
-    sampler = ExampleSampler(batches, Shuffles(settings["seed"], len(batches), evaluations), accumulate)
+    sampler, validation = _sampler(settings, sets)
     experiment = Experiment(model, _optimizer(settings), tuning_loss, sampler, options)
-    return Tuning(settings, experiment, validation, testing, tokenizer.dated)
+    return Tuning(settings, experiment, validation, sets[2], tokenizer.dated)
 
 
 def _make_trainable(model: Any, settings: dict[str, Any]) -> None:

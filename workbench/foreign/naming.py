@@ -50,17 +50,19 @@ def mapped(path: Path, keys: Iterable[str], columns: Mapping[str, str | None] | 
         first = next((same for same in words.values() if same), [])
         if len(first) > 1:
             raise TelemetryError(
-                f"{path} has several things that could be {name}: {_listed(first)}; choose with columns={{{name!r}: …}}"
+                f"{path} has several things that could be {name}: {_listed(first)}; choose with "
+                f"columns={{{name!r}: …}} (--columns {name}=KEY)"
             )
         found |= {name: first[0]} if first else {}
     if "step" not in found and "step" not in set_by_user:
         raise TelemetryError(
             f"{path} has no key for the step; it has {_listed(there)}. Name it with columns={{'step': …}}, or count "
-            "the entries with columns={'step': None}"
+            "the entries with columns={'step': None} (--columns step=KEY, or step= to count)"
         )
     if not {"loss", "val_loss", "grad_norm"} & found.keys():
         raise TelemetryError(
-            f"{path} has no key for the loss; it has {_listed(there)}. Name it with columns={{'loss': …}}"
+            f"{path} has no key for the loss; it has {_listed(there)}. Name it with columns={{'loss': …}} "
+            "(--columns loss=KEY)"
         )
     return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from ..bits import bits_float
 from ..errors import ExperimentError
 from ..experiment import Batch, Experiment, as_batch, put_arrays, put_kept, set_random_key
 from ..fingerprint import lane_of
+from ..rate_scale import without_schedules
 from ..snapshot import State, restore
 from ..step import Stepper, StepResult, clipped, optimizer_states
 from .changes import Change, Times
@@ -44,6 +46,7 @@ class Attempt:
         moment: what else it takes.
         stepper: what performs it and the steps after it.
         rates: the learning rates of a step, from the untouched ones as bits.
+        unscheduled: the optimizer's own schedules of learning rates are taken out while a step is performed.
         skipped: step N is not performed.
         notes: what else had to be different.
     """
@@ -53,6 +56,7 @@ class Attempt:
     moment: Moment
     stepper: Stepper
     rates: Callable[[list[str | None]], list[float | None]] = _floats
+    unscheduled: bool = False
     skipped: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -80,14 +84,32 @@ class Attempt:
         self.stepper = Stepper(experiment, self.scene.layers)
 
     def perform(self, moment: Moment) -> StepResult:
-        """One step, from the state that the stepper's experiment is in."""
-        experiment = self.stepper.experiment
-        for state, rate in zip(optimizer_states(experiment.optimizer), self.rates(moment.rates), strict=True):
+        """One step, from the state that the stepper's experiment is in.
+
+        Raises:
+            ExperimentError: it was to have another learning rate, and the run's own step function set it again.
+        """
+        experiment, rates = self.stepper.experiment, self.rates(moment.rates)
+        for state, rate in zip(optimizer_states(experiment.optimizer), rates, strict=True):
             if rate is not None:  # a schedule, where there is one, overwrites it within the step
                 state["learning_rate"] = mx.array(rate, mx.float32)
         set_random_key(moment.key)
         self.scene.computed += 1
-        return self.stepper(moment.batch)
+        with without_schedules(experiment.optimizer) if self.unscheduled else nullcontext():
+            result = self.stepper(moment.batch)
+        self._refuse_other_rates(rates, moment)
+        return result
+
+    def _refuse_other_rates(self, rates: Sequence[float | None], moment: Moment) -> None:
+        optimizer, usual = self.stepper.experiment.optimizer, _floats(moment.rates)
+        if self.stepper.experiment.step_fn is None or [rate and np.float32(rate) for rate in rates] == usual:
+            return
+        for state, rate in zip(optimizer_states(optimizer), rates, strict=True):
+            if rate is not None and np.float32(state["learning_rate"].item()) != np.float32(rate):
+                raise ExperimentError(
+                    "the run's step function sets the learning rate itself, so it can't be changed from outside; "
+                    "change it there"
+                )
 
 
 def put(experiment: Experiment, state: State) -> None:
@@ -123,7 +145,12 @@ def _lr(attempt: Attempt, value: float | Times) -> None:
     if [np.float32(rate) for rate in rates(attempt.moment.rates)] == _floats(attempt.moment.rates):
         raise _nothing(f"the learning rate of step {attempt.scene.step} is that already")
     attempt.rates = rates
-    if any("learning_rate" in member._schedulers for member in _members(optimizer)):
+    if not any("learning_rate" in member._schedulers for member in _members(optimizer)):
+        return
+    if attempt.experiment.step_fn is not None:  # it has the optimizer, so a copy of that would not be used
+        attempt.unscheduled = True
+        attempt.with_options()
+    else:
         attempt.with_optimizer(_copied(optimizer, unscheduled=True))  # else the schedule would set it again
 
 

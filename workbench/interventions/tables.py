@@ -18,19 +18,22 @@ def batch_tables(facts: pd.DataFrame) -> Iterator[Table]:
     """One table a batch: the rows of `batchfacts.batch_facts`, with what is odd in each in words."""
     for step, rows in facts.groupby("step", sort=False):
         table = Table(title=f"Batch of step {step}", title_justify="left")
-        losses, places = rows["loss"].notna().any(), rows["source"].notna().any()
+        losses, places, texts = (rows[name].notna().any() for name in ("loss", "source", "text"))
+        place, compared = "line" if rows["line"].notna().any() else "offset", rows["outlier"].notna().any()
         table.add_column("row", justify="right")
-        for name in (*(("loss", "share") if losses else ()), *(("source", "offset") if places else ()), "unlike"):
+        for name in (*(("loss", "share") if losses else ()), *(("source", place) if places else ())):
             table.add_column(name, justify="left" if name == "source" else "right", no_wrap=True)
+        if compared:
+            table.add_column("unlike", justify="right", no_wrap=True)
         table.add_column("odd", overflow="fold")
-        if places:
+        if texts:
             table.add_column("text", no_wrap=True, overflow="ellipsis", max_width=TEXT_WIDTH)
         for row in rows.to_dict("records"):
             cells = [f"{row['row']}"]
             cells += [_number(row["loss"], ".3f"), _number(row["share"], ".1%")] if losses else []
-            cells += [_known(row["source"]), _known(row["offset"])] if places else []
-            cells += [_number(row["outlier"], ".1f"), "; ".join(oddities(row))]
-            table.add_row(*map(Text, cells), *([Text(_known(row["text"]))] if places else []))
+            cells += [_known(row["source"]), _known(row[place])] if places else []
+            cells += [*([_number(row["outlier"], ".1f")] if compared else []), "; ".join(oddities(row))]
+            table.add_row(*map(Text, cells), *([Text(_known(row["text"]))] if texts else []))
         yield table
 
 

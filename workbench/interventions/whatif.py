@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..bits import bits_float, float_bits, json_float
-from ..errors import WorkbenchError
+from ..errors import ExperimentError, ReplayError, WorkbenchError
 from ..files import pretty_json, write_atomic
 from ..trace import Difference
 from ..untrusted import decode, read_file
@@ -74,11 +74,27 @@ class WhatIfRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     environment_differences: list[str]
     options: dict[str, Any]  # the run's own
     wall_s: float
+    refused: str | msgspec.UnsetType = msgspec.UNSET  # why the change could not be made: nothing was measured, no file
 
 
 def schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of the file of an experiment."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(WhatIfRecord)}
+
+
+_NOTHING = Measured(
+    loss=None,
+    loss_bits=None,
+    grad_norm=None,
+    grad_norm_bits=None,
+    update_norm=None,
+    update_norm_bits=None,
+    updates={},
+    ratios={},
+    worst=None,
+    next_losses=[],
+    next_losses_bits=[],
+)
 
 
 def measured(effect: Effect) -> Measured:
@@ -113,7 +129,10 @@ def experiments(
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
     **opening: Any,
 ) -> tuple[list[WhatIfRecord], list[Path], list[str]]:
-    """See `Run.whatif`; returns the records, their files, and notices."""
+    """See `Run.whatif`; returns the records, the files of those that were performed, and notices.
+
+    A change that can't be made in this run stands among the records with its reason, unless none can.
+    """
     from ..session import traces_folder
     from .intervene import intervene  # imports MLX
     from .scene import Scene
@@ -131,7 +150,14 @@ def experiments(
     for number, change in enumerate(parsed):
         progress(number, len(parsed), f"step {step} with {change}")
         began = time.perf_counter()
-        effect = intervene(scene, change, next_steps, once=once)
+        effect: Effect | None = None
+        refused: str | msgspec.UnsetType = msgspec.UNSET
+        try:
+            effect = intervene(scene, change, next_steps, once=once)
+        except (ExperimentError, ReplayError) as error:
+            if len(parsed) == 1:
+                raise
+            refused = str(error)
         record = WhatIfRecord(
             run=run.manifest.run,
             step=scene.step,
@@ -141,22 +167,26 @@ def experiments(
             exact=scene.exact,
             first_difference=scene.first_difference,
             untouched=untouched,
-            changed=measured(effect),
-            next_steps=[scene.step + 1 + number for number in range(len(effect.next_losses))],
-            steps=effect.steps,
-            compiled=effect.compiled,
-            notes=effect.notes,
+            changed=_NOTHING if effect is None else measured(effect),
+            next_steps=[scene.step + 1 + place for place in range(len(effect.next_losses) if effect else 0)],
+            steps=effect.steps if effect else 0,
+            compiled=effect.compiled if effect else False,
+            notes=effect.notes if effect else [f"not performed: {refused}"],
             checkpoint=scene.checkpoint,
             rolled=scene.rolled,
             environment=scene.environment,
             environment_differences=scene.unlike,
             options=run.manifest.options,
             wall_s=round(time.perf_counter() - began, 3),
+            refused=refused,
         )
-        folder, where = traces_folder(run, trace_dir)
-        files.append(write(record, folder))
         records.append(record)
-        notices += [notice for notice in (*where, *scene.notices) if notice not in notices]
+        if effect is not None:
+            folder, where = traces_folder(run, trace_dir)
+            files.append(write(record, folder))
+            notices += [notice for notice in (*where, *scene.notices) if notice not in notices]
+    if not files:
+        raise ExperimentError("; ".join(f"{record.change}: {record.refused}" for record in records))
     return records, files, notices
 
 
@@ -168,11 +198,13 @@ def table(records: Sequence[WhatIfRecord]) -> pd.DataFrame:
 
     `loss` and `grad_norm` are step N's (NaN where it was skipped), `update_norm` is the L2 norm of its update,
     `worst_ratio` that of `worst`, the parameter that moved most for its size; `next_mean` and `next_max` are of the
-    losses of the steps after it; `steps` is how many were computed. `attrs` has the sentence about the replay.
+    losses of the steps after it; `steps` is how many were computed: 0 where a change could not be made, and then
+    `notes` says why. `attrs` has the sentence about the replay.
     """
     first = records[0]
+    following = max((record.next_steps for record in records), key=len)
     rows = [_row("untouched", first.untouched, first)]
-    rows[0] |= {"steps": 1 + len(first.next_steps), "compiled": first.options.get("compile") is True, "notes": ""}
+    rows[0] |= {"steps": 1 + len(following), "compiled": first.options.get("compile") is True, "notes": ""}
     rows += [_row(record.change + (" (once)" if record.once else ""), record.changed, record) for record in records]
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     frame.attrs["sentence"] = sentence(first)
@@ -250,10 +282,11 @@ def read(path: Path) -> WhatIfRecord:
 
 def document(records: Sequence[WhatIfRecord], files: Sequence[Path], notices: Sequence[str]) -> Mapping[str, Any]:
     """The JSON answer of the command line."""
+    paths = iter(files)
     return {
         "sentence": sentence(records[0]),
         "notices": list(notices),
         "experiments": [
-            msgspec.to_builtins(record) | {"file": str(path)} for record, path in zip(records, files, strict=True)
+            msgspec.to_builtins(record) | {"file": None if record.refused else str(next(paths))} for record in records
         ],
     }

@@ -51,6 +51,11 @@ class Draws:
         """Whether batches are stored, since they can't be drawn again."""
         return self._store is not None
 
+    @property
+    def handed_over(self) -> bool:
+        """Whether the loop hands over each batch itself."""
+        return isinstance(self._experiment.sampler, PlainBatches) and self._experiment.sampler.handed_over
+
     def draw(self) -> Any:
         """The sampler's next batch, as it gives it.
 

@@ -5,7 +5,7 @@ Knows tables and runs that are read; performs nothing and imports no MLX.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -50,11 +50,14 @@ def departures(scores: pd.DataFrame, layers: Sequence[str]) -> pd.DataFrame:
     return first.iloc[ordered][["step", "layer", "kind", "z"]].reset_index(drop=True)
 
 
-def sentence(scores: pd.DataFrame, layers: Sequence[str], step: int, source: str) -> str:
+def sentence(
+    scores: pd.DataFrame, layers: Sequence[str], step: int, source: str, names: Mapping[str, str] | None = None
+) -> str:
     """Which layer left first.
 
     Args:
         source: what the scores were computed from, such as "telemetry".
+        names: of kinds that are not what they are called (see `kind_names`).
     """
     if not len(scores) or not (scores["statistic"] == "l2").any():
         return ""
@@ -70,7 +73,7 @@ def sentence(scores: pd.DataFrame, layers: Sequence[str], step: int, source: str
         return f"No layer's norm left its usual range, {which}."
     row = found.iloc[0]
     here, norms = int((found["step"] == step).sum()), own[["layer", "kind"]].drop_duplicates()
-    name = KIND_NAMES.get(row["kind"], row["kind"])
+    name = (KIND_NAMES | dict(names or {})).get(row["kind"], row["kind"])
     return (
         f"First to leave its usual range: the {name} of {row['layer'] or 'the model'} at step {row['step']:,} "
         f"(z {number(row['z'], 3)}, beyond {THRESHOLD:g}), {which}. At step {step:,} itself {here} of {len(norms)} "

@@ -6,7 +6,7 @@ Knows columns; nothing of files, runs, widgets or MLX.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ def onset_map(
     layers: Sequence[str] | None = None,
     kinds: Sequence[str] = KINDS,
     statistic: str = "l2",
+    names: Mapping[str, str] | None = None,
 ) -> Figure:
     """How far each layer's norm stood from its healthy neighbours at each step before a spike, and where it began.
 
@@ -49,6 +50,7 @@ def onset_map(
         layers: from top to bottom; None: as they first appear.
         kinds: the panels, from left to right; those without rows are left out.
         statistic: whose z is drawn.
+        names: of kinds that are not what they are called (see `kind_names`).
 
     Returns:
         A figure 900 pixels wide with one axis a kind, which share the layers.
@@ -63,12 +65,13 @@ def onset_map(
         raise WorkbenchError(
             f"The frame has no {statistic} of {', '.join(kinds)}; it has {sorted(set(scores['kind']))}."
         )
-    names = list(dict.fromkeys(rows["layer"])) if layers is None else list(layers)
+    called = KIND_NAMES | dict(names or {})
+    paths = list(dict.fromkeys(rows["layer"])) if layers is None else list(layers)
     steps = list(range(int(rows["step"].min()), int(rows["step"].max()) + 1))
-    labels = [plain(label or "(model)") for label in short_names(names)]
-    every = math.ceil(len(names) / LABELLED_LAYERS)
+    labels = [plain(label or "(model)") for label in short_names(paths)]
+    every = math.ceil(len(paths) / LABELLED_LAYERS)
     left = 0.3 + 0.068 * max(len(label) for label in labels[::every])  # inches, as are the margins below
-    top, bottom, body = 0.78, 1.02, max(1.0, 0.19 * min(len(names), LABELLED_LAYERS))
+    top, bottom, body = 0.78, 1.02, max(1.0, 0.19 * min(len(paths), LABELLED_LAYERS))
     height = top + body + bottom
     figure = blank(height)
     panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
@@ -77,10 +80,10 @@ def onset_map(
     figure.subplots_adjust(wspace=0.06, **edges)
     for axes, kind in zip(panels, shown, strict=True):
         own = rows[rows["kind"] == kind].pivot(index="layer", columns="step", values="z")
-        image = _panel(axes, own.reindex(index=names, columns=steps).to_numpy(float), threshold, 72 * body / len(names))
-        axes.set_title(KIND_NAMES.get(kind, kind).replace("activation ", "activation\n"), fontsize=9, color=INK, pad=4)
+        image = _panel(axes, own.reindex(index=paths, columns=steps).to_numpy(float), threshold, 72 * body / len(paths))
+        axes.set_title(called.get(kind, kind).replace("activation ", "activation\n"), fontsize=9, color=INK, pad=4)
         _label_steps(axes, [number - step for number in steps], len(shown))
-    panels[0].set_yticks(range(0, len(names), every), labels[::every], fontsize=9)
+    panels[0].set_yticks(range(0, len(paths), every), labels[::every], fontsize=9)
     figure.text(
         (edges["left"] + edges["right"]) / 2,
         0.66 / height,

@@ -6,7 +6,7 @@ Pure functions from data to text; they know nothing of widgets, files or MLX.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -39,7 +39,9 @@ def telemetry_layers(run: Run, line: Line | None) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["layer", "kind", "l2", "recorded"])
 
 
-def layer_table(layers: pd.DataFrame, nearby: pd.DataFrame, step: int, trace: Trace | None) -> str:
+def layer_table(
+    layers: pd.DataFrame, nearby: pd.DataFrame, step: int, trace: Trace | None, names: Mapping[str, str] | None = None
+) -> str:
     """Every layer's norms: the replay (or, without one, the telemetry) beside telemetry and neighbouring steps.
 
     Args:
@@ -65,7 +67,8 @@ def layer_table(layers: pd.DataFrame, nearby: pd.DataFrame, step: int, trace: Tr
         if broken.any():
             cells.append(cell(f"{broken[name]:,}"))
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    head = ["layer", *(KIND_NAMES.get(kind, kind) for kind in LOGGED)]
+    called = KIND_NAMES | dict(names or {})
+    head = ["layer", *(called.get(kind, kind) for kind in LOGGED)]
     head += ["weight", "update|ratio"] if trace is not None else []
     head += ["non-finite"] if broken.any() else []
     return table(head, "".join(lines), height=34) + _legend(sorted(set(nearby["step"]) - {step}), trace)

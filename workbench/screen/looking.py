@@ -13,6 +13,7 @@ from ..batches.batch import batch_table
 from ..errors import DataError, ReplayError, WorkbenchError
 from ..figures import picture
 from ..interventions.changes import parse_change
+from ..kind_names import moment_names
 from ..probes.neighbours import BEFORE
 from ..run import TRACES
 from . import batch_view, cause_view, departure, environment_view, layer_view, views
@@ -38,11 +39,13 @@ class Look:
         opened, step, segment: what is looked at.
         found: traces and the like; empty for a step of which nothing was computed.
         here: what is known of this machine.
+        names: of kinds that are not what they are called.
     """
 
     def __init__(self, opened: Opened, step: int, segment: int, found: Found, here: Here) -> None:
         self.opened, self.run = opened, opened.run
         self.step, self.segment, self.found, self.here = step, segment, found, here
+        self.names = moment_names(self.run.manifest.optimizer)
 
     # ---- in a few words
 
@@ -71,18 +74,18 @@ class Look:
             return paragraph("No per-layer norms are recorded at this step.")
         source = "from the telemetry" if self.found.trace is None else "replayed"
         alt = f"Norms of each layer at step {self.step}, {source}, and the range of the steps nearby"
-        drawn = norm_chart(layers, nearby, step=self.step, alt=alt)
-        table = layer_view.layer_table(layers, nearby, self.step, self.found.trace)
+        drawn = norm_chart(layers, nearby, step=self.step, alt=alt, names=self.names)
+        table = layer_view.layer_table(layers, nearby, self.step, self.found.trace, self.names)
         return heading(f"Layers at step {self.step:,}") + paragraph(self.first_departure()) + drawn + table
 
     def first_departure(self) -> str:
         """Which layer left its usual range first, in a sentence."""
         layers, context = self.run.manifest.layers, self.found.context
         if context is not None:
-            return departure.sentence(context.frame, layers, self.step, "replay")
+            return departure.sentence(context.frame, layers, self.step, "replay", self.names)
         flagged = self.opened.flagged(self.step - BEFORE, self.step - 1)
         scores = departure.logged_scores(self.run, self.step, self.segment, flagged)
-        return departure.sentence(scores, layers, self.step, "telemetry")
+        return departure.sentence(scores, layers, self.step, "telemetry", self.names)
 
     def batch(self) -> str:
         title, trace = heading(f"Batch of step {self.step:,}"), self.found.trace
@@ -204,11 +207,13 @@ class Look:
 
     def _draw_layers(self, layers: pd.DataFrame, nearby: pd.DataFrame) -> Figure:
         neighbours = nearby[nearby["step"] != self.step]
-        return plots.layer_norms(layers, step=self.step, neighbours=neighbours if len(neighbours) else None)
+        return plots.layer_norms(
+            layers, step=self.step, neighbours=neighbours if len(neighbours) else None, names=self.names
+        )
 
     def _draw_onset(self) -> Figure:
         assert self.found.context is not None
-        return onset_map(self.found.context.frame, step=self.step, layers=self.run.manifest.layers)
+        return onset_map(self.found.context.frame, step=self.step, layers=self.run.manifest.layers, names=self.names)
 
 
 def _sentence(text: str) -> str:

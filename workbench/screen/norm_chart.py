@@ -8,7 +8,7 @@ Knows columns; nothing of files, runs, widgets or MLX.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -33,7 +33,9 @@ STYLE = (
 )
 
 
-def norm_chart(layers: pd.DataFrame, nearby: pd.DataFrame, *, step: int, alt: str) -> str:
+def norm_chart(
+    layers: pd.DataFrame, nearby: pd.DataFrame, *, step: int, alt: str, names: Mapping[str, str] | None = None
+) -> str:
     """A panel a kind, a column a layer, a logarithmic axis each.
 
     Args:
@@ -41,20 +43,22 @@ def norm_chart(layers: pd.DataFrame, nearby: pd.DataFrame, *, step: int, alt: st
         nearby: telemetry of the steps around, rows `step`, `layer`, `kind`, `recorded`; the step's own are left out.
         step: the step.
         alt: what a reader who can't see it should be told.
+        names: of kinds that are not what they are called (see `kind_names`).
     """
-    names = list(dict.fromkeys(layers["layer"]))
-    labels = short_names(names)
-    every = math.ceil(len(names) / LABELLED_LAYERS) or 1
-    shown = range(0, len(names), every)
+    called = KIND_NAMES | dict(names or {})
+    paths = list(dict.fromkeys(layers["layer"]))
+    labels = short_names(paths)
+    every = math.ceil(len(paths) / LABELLED_LAYERS) or 1
+    shown = range(0, len(paths), every)
     foot = 16 + LETTER * max((len(labels[place]) for place in shown), default=0)
     height = TOP + len(KINDS) * (PANEL + GAP) + foot
-    each = (WIDTH - LEFT - RIGHT) / max(len(names), 1)
+    each = (WIDTH - LEFT - RIGHT) / max(len(paths), 1)
     near = nearby[nearby["step"] != step]
     parts = []
     for place, kind in enumerate(KINDS):
         top = TOP + place * (PANEL + GAP)
         own = layers[layers["kind"] == kind]
-        parts.append(_panel(own, near[near["kind"] == kind], names, kind, top, each))
+        parts.append(_panel(own, near[near["kind"] == kind], paths, called.get(kind, kind), top, each))
     base = TOP + len(KINDS) * (PANEL + GAP) - GAP + 12
     parts += [_name(labels[place], LEFT + (place + 0.5) * each, base) for place in shown]
     size = f'viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" style="max-width:100%;height:auto;display:block"'
@@ -62,10 +66,10 @@ def norm_chart(layers: pd.DataFrame, nearby: pd.DataFrame, *, step: int, alt: st
     return f"<style>{STYLE}</style>{_legend(layers, near)}{picture}"
 
 
-def _panel(rows: pd.DataFrame, near: pd.DataFrame, names: Sequence[str], kind: str, top: float, each: float) -> str:
+def _panel(rows: pd.DataFrame, near: pd.DataFrame, names: Sequence[str], called: str, top: float, each: float) -> str:
     middle, right = top + PANEL / 2, WIDTH - RIGHT
     turned = f'x="14" y="{middle:.0f}" text-anchor="middle" transform="rotate(-90 14 {middle:.0f})"'
-    parts = [f"<text {turned}>{escaped(KIND_NAMES.get(kind, kind))}, L2</text>"]
+    parts = [f"<text {turned}>{escaped(called)}, L2</text>"]
     parts.append(f'<path class="g" d="M{LEFT} {top}V{top + PANEL}H{right}" fill="none"/>')
     if rows.empty:
         where = f'x="{(LEFT + right) / 2:.0f}" y="{middle:.0f}" text-anchor="middle"'
@@ -86,7 +90,7 @@ def _panel(rows: pd.DataFrame, near: pd.DataFrame, names: Sequence[str], kind: s
         told = [f"replay {number(replayed)}"] if math.isfinite(replayed) else []
         told += [f"telemetry {number(logged)}"]
         told += [f"nearby {number(ranges[at][0])} to {number(ranges[at][2])}"] if at in ranges else []
-        text = f"{layer or '(model)'}, {KIND_NAMES.get(kind, kind)}: {', '.join(told)}"
+        text = f"{layer or '(model)'}, {called}: {', '.join(told)}"
         box = f'x="{LEFT + at * each:.1f}" y="{top}" width="{each:.1f}" height="{PANEL}"'
         parts.append(f'<rect class="on" {box}><title>{escaped(text)}</title></rect>')
     return "".join(parts)

@@ -110,7 +110,7 @@ class Corpus:
             )
         if self.kind == "uint16":
             return "".join(f"⟨{token}⟩" for token in ids)
-        return "".join(map(_visible, ids.astype(np.uint8).tobytes().decode("utf-8", errors="replace")))
+        return "".join(map(visible, ids.astype(np.uint8).tobytes().decode("utf-8", errors="replace")))
 
 
 def _map_npy(path: Path) -> np.ndarray:
@@ -132,7 +132,8 @@ def _map_npy(path: Path) -> np.ndarray:
     return tokens
 
 
-def _visible(character: str) -> str:
+def visible(character: str) -> str:
+    """A character as it is shown to people: what can't be seen as a sign or a code point that can."""
     code = ord(character)
     if code < 32 or code == 127:
         return chr(0x2400 + code) if code < 32 else "\u2421"  # Unicode's own pictures of control characters

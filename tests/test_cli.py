@@ -264,6 +264,20 @@ def test_replay_json_has_this_shape(path):
     assert runs.strict(silent.out)["certified_probe"] is None
 
 
+def test_a_quick_replay_performs_the_step_once_and_says_what_that_leaves_open(path):
+    found = runs.strict(runs.here("replay", path, "--step", 6, "--json", "--quick").out)
+    assert found["exact"] and found["certified_probe"] is None
+    repeatable = found["gates"]["repeatable"]
+    assert repeatable["verdict"] == "unverified" and repeatable["explanation"].startswith("not repeated, ")
+    whole = runs.strict(runs.here("replay", path, "--step", 6, "--json").out)
+    assert {name: item["replayed"] for name, item in found["items"].items()} == {
+        name: item["replayed"] for name, item in whole["items"].items()
+    }
+    runs.edit_line(path, 6, batch_hash="0" * 64)
+    assert runs.here("replay", path, "--step", 6, "--quick").code == 1
+    assert runs.here("replay", path, "--step", 6, "--quick", "--context", 2).code == 2
+
+
 def test_replay_of_a_range(path):
     said = runs.here("replay", path, "--step", "5..7")
     assert said.code == 0 and said.out.count("is exact: all 13 recorded items") == 3

@@ -81,6 +81,7 @@ class Run(RecordedRun):
         factory: str | None = None,
         other_environment: bool = False,
         with_probe: bool = True,
+        repeat: bool = True,
         fresh_process: bool | None = None,
         checkpoint: int | None = None,
         trace_dir: str | os.PathLike[str] | None = None,
@@ -95,6 +96,7 @@ class Run(RecordedRun):
             factory: instead of it, the "module:function" that the manifest names: passing it is consent to import it.
             other_environment: go on although this machine computes differently; the result is then informational.
             with_probe: make the probe pass (activation gradients, updates, per-parameter rows).
+            repeat: perform each step twice, for the repeatable badge, which is otherwise unverified.
             fresh_process: also replay in a new process. None: only when the first replay was not exact, or the
                 recording was made by this very process, so that it is no independent witness.
             checkpoint: start from the checkpoint of this step instead of the nearest one (which may be damaged).
@@ -118,6 +120,7 @@ class Run(RecordedRun):
             factory=factory,
             other_environment=other_environment,
             with_probe=with_probe,
+            repeat=repeat,
             fresh_process=fresh_process,
             checkpoint=checkpoint,
             trace_dir=None if trace_dir is None else Path(trace_dir),

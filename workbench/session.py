@@ -163,6 +163,7 @@ def _replay_run(
     trace_dir: Path | None,
     checkpoint: int | None,
     progress: Progress,
+    repeat: bool = True,
     whole: Callable[[int], bool] = lambda step: True,
 ) -> list[Trace]:
     """`whole`: which steps are replayed for their own sake; others are not repeated, and their traces not written."""
@@ -186,7 +187,7 @@ def _replay_run(
             edits=ready.edits,
             checkpoint=lambda step: _checkpoint_of(run, step, plan.segment, notices, damaged),
             with_probe=with_probe,
-            repeat=whole,
+            repeat=lambda step: repeat and whole(step),
             progress=report,
         )
         traces, began = [], time.perf_counter()
@@ -294,7 +295,9 @@ def _with_other_process(
     if wanted is None:
         wanted = gate.verdict == "exact" and not (outcome.exact and independent)
     if not wanted:
-        if outcome.exact and independent:
+        if outcome.exact and independent and gate.verdict == "unverified":
+            gate = _extended(gate, "but the recording process, another one, had the same bits")
+        elif outcome.exact and independent:
             gate = _extended(gate, "and the recording process, another one, had them too")
         else:
             gate = _extended(gate, "another process was not tried")

@@ -28,6 +28,8 @@ from .progress import doing
 @CHECKPOINT
 @OTHER_ENVIRONMENT
 @click.option("--probe/--no-probe", default=True, help="Make the probe pass. [default: on]")
+@click.option("--repeat/--no-repeat", default=True, help="Perform it twice, for the badge 'repeatable'. [default: on]")
+@click.option("--quick", is_flag=True, help="--no-probe --no-repeat: the step once, compared with the run's.")
 @click.option(
     "--fresh-process/--no-fresh-process", default=None, help="Repeat in a new process. [default: if in doubt]"
 )
@@ -52,8 +54,11 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
     steps = _steps(step)
     segment = options.pop("segment", None)
     before = options.pop("context", None)
-    if before is not None and (not isinstance(steps, int) or not options.get("probe", True)):
-        raise click.UsageError("--context goes with a single --step, and with the probe pass.")
+    if options.pop("quick", False):
+        options |= {"probe": False, "repeat": False}
+    whole = options.get("probe", True) and options.get("repeat", True)
+    if before is not None and not (isinstance(steps, int) and whole):
+        raise click.UsageError("--context goes with a single --step, the probe pass, and the repetition.")
     plan = run.plan(steps, segment, checkpoint=options.get("checkpoint"))
     for notice in plan.notices:
         echo(notice, err=True)
@@ -63,7 +68,8 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
     options["with_probe"] = options.pop("probe", True)
     with doing("restoring") as progress:
         if before is not None and isinstance(steps, int):
-            del options["with_probe"]
+            for name in ("with_probe", "repeat"):
+                options.pop(name, None)
             context = run.context(steps, before, segment=segment, progress=progress, **options)
             traces = context.trace
         else:

@@ -232,8 +232,9 @@ def test_a_script_is_forked_by_another_and_not_by_itself(tmp_path):
     head = SCRIPT.replace("TESTS", repr(str(Path(__file__).parent))).replace("FOLDER", repr(str(tmp_path)))
     (tmp_path / "loop.py").write_text(head + RECORD)
     assert python(tmp_path / "loop.py").returncode == 0
-    run, script = wb.open_run(tmp_path / "run"), str(tmp_path / "loop.py")
+    run, script, here = wb.open_run(tmp_path / "run"), str(tmp_path / "loop.py"), os.getcwd()
     lines = skipping(run.autopsy(BAD, factory=script)).command
+    assert os.getcwd() == here  # which the script has changed
     assert f"39, factory={script!r})" in lines
     (tmp_path / "fork.py").write_text(head + lines + GO_ON)
     said = python(tmp_path / "fork.py")

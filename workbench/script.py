@@ -6,6 +6,7 @@ So a loop needs no factory. The recorder raises instead of recording while a scr
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -69,8 +70,9 @@ def experiment_of(path: Path, argv: Sequence[str]) -> Experiment:
 
 @contextlib.contextmanager
 def _running(module: types.ModuleType, path: Path, argv: Sequence[str]) -> Iterator[None]:
-    """Within: as if Python had been started with the script."""
+    """Within: as if Python had been started with the script. Afterwards as before, in the same working folder."""
     global _wanted
+    folder = os.getcwd()
     before = sys.modules["__main__"], sys.argv, list(sys.path)
     sys.modules["__main__"], sys.argv, _wanted = module, [str(path), *argv], True
     sys.path.insert(0, str(path.resolve().parent))
@@ -78,5 +80,6 @@ def _running(module: types.ModuleType, path: Path, argv: Sequence[str]) -> Itera
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
+        os.chdir(folder)
         _wanted = False
         sys.modules["__main__"], sys.argv, sys.path[:] = before

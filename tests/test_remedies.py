@@ -2,6 +2,7 @@
 
 import html
 import io
+import os
 import re
 import textwrap
 from pathlib import Path

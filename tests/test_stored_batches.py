@@ -84,6 +84,13 @@ def test_batches_of_any_kind_come_back_with_their_bits(tmp_path, kind):
     assert batch_hash(store.get(batch_hash(batch))) == batch_hash(batch)
 
 
+def test_a_batch_in_bfloat16_is_replayed_and_shown(tmp_path):
+    batches = [tuple(mx.array(one).astype(mx.bfloat16) for one in batch) for batch in stream(epochs=1)]
+    run, _ = record(tmp_path / "run", sampler=iter(batches))
+    trace = run.replay(3, experiment=build(), with_probe=False)
+    assert trace.exact and np.array_equal(trace.batch[0], np.array(batches[2][0].astype(mx.float32)))
+
+
 def test_a_resume_winds_the_iterator_on_and_checks_what_it_passes(tmp_path):
     straight, losses = record(tmp_path / "straight", sampler=stream())
     first = record(tmp_path / "run", 6, sampler=stream())[1]

@@ -21,6 +21,7 @@ import numpy as np
 import platformdirs
 
 from . import snapshot, trace
+from .batches.batch_files import as_numpy
 from .bits import json_float
 from .capture import layers_of
 from .environment import PROCESS, differences, numeric_environment, on_device
@@ -202,7 +203,7 @@ def _replay_run(
                 run, plan, outcome, ready.experiment, ready.here, ready.unlike, time.perf_counter() - began
             )
             path, where = _write(record, trace_dir, run) if whole(outcome.step) else (None, [])
-            batch = tuple(np.array(array) for array in outcome.batch)
+            batch = as_numpy(outcome.batch)
             traces.append(Trace(record, path, batch, notices + where))
             began = time.perf_counter()
     return traces

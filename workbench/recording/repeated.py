@@ -106,6 +106,13 @@ class Repeated:
                 f"{self._first}, and one that goes on with the batch of step {nxt}",
                 stacklevel=5,
             )
+        if not used:
+            log.warning(
+                "The first batch handed over is none that %s has used: it is taken as that of step %d. A loop that is "
+                "to begin again must hand over the run's first batch; one that draws batches with MLX's random numbers "
+                "can't, for these depend on the steps between.",
+                *(self._run.path, nxt),
+            )
         return False
 
     def _logged(self, step: int) -> tuple[str, str]:

@@ -52,6 +52,19 @@ def test_rows_of_numbers_are_described_by_type_shape_and_range(tmp_path):
     assert "inf" in texts[2] and any("step 2 was not replayed" in notice for notice in facts.attrs["notices"])
 
 
+@pytest.mark.parametrize("place", [0, 2])
+def test_an_array_without_rows_is_no_part_of_any(tmp_path, place):
+    def loss(model, *arrays):
+        x, y = (array for array in arrays if array.size)
+        return mse(model, x, y)
+
+    plain = list(points(2))
+    batches = [(*batch[:place], mx.zeros((0, 3)), *batch[place:]) for batch in plain]
+    run, other = stored(tmp_path / "own", batches, loss), stored(tmp_path / "plain", plain)
+    texts = of_step(run.batch_facts(2), 2)["text"].tolist()
+    assert len(texts) == 6 and texts == of_step(other.batch_facts(2), 2)["text"].tolist()
+
+
 def test_of_many_values_the_range_of_the_finite_ones(tmp_path):
     x = np.arange(36, dtype=np.float32).reshape(3, 2, 6)
     x[1, 0, 1], x[2] = np.inf, np.nan

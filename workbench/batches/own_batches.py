@@ -72,9 +72,10 @@ def own_facts(
         f"{run.name} was recorded from a loop of your own: where in its data the rows came from, and how usual they "
         "are there, only that loop knows"
     )
-    if _has_rows(batches[step]) and not _is_tokens(batches[step]):
+    with_rows = _with_rows(batches[step])
+    if with_rows and not _is_tokens(with_rows):
         notices.append("the batch is not one of token ids: of each array of a row the range is shown")
-    if not _has_rows(batches[step]):
+    if not with_rows:
         notices.append("the arrays of the batch have no leading axis in common: one line is one array")
     frame = complete([_of_batch(one, batches, found[one]) for one in (step, step - 1) if one in batches])
     _say_of_losses(run, step, mine, frame, notices)
@@ -116,10 +117,11 @@ def _drawn(
 
 
 def _of_batch(step: int, batches: dict[int, Arrays], trace: Trace | None) -> pd.DataFrame:
-    batch, past = batches[step], {one: batches[one] for one in range(step - PAST, step) if one in batches}
-    if not _has_rows(batch):
-        return pd.DataFrame({"step": step, "row": range(len(batch)), "text": [_described(array) for array in batch]})
-    past = {one: other for one, other in past.items() if _has_rows(other)}
+    whole, batch = batches[step], _with_rows(batches[step])
+    if not batch:
+        return pd.DataFrame({"step": step, "row": range(len(whole)), "text": [_described(array) for array in whole]})
+    past = {one: _with_rows(batches[one]) for one in range(step - PAST, step) if one in batches}
+    past = {one: other for one, other in past.items() if other}
     if _is_tokens(batch):
         before = {one: Contents.of(other) for one, other in past.items() if _is_tokens(other)}
         rows = facts(step, Contents.of(batch), before)
@@ -133,8 +135,12 @@ def _of_batch(step: int, batches: dict[int, Arrays], trace: Trace | None) -> pd.
     return with_losses(rows, trace)
 
 
-def _has_rows(batch: Sequence[np.ndarray]) -> bool:
-    return len({len(array) if array.ndim else 0 for array in batch} - {0}) == 1 and all(array.ndim for array in batch)
+def _with_rows(batch: Sequence[np.ndarray]) -> Arrays:
+    """Those arrays that have rows, if all have as many. An empty one says something of the batch, not of a row."""
+    if not all(array.ndim for array in batch):
+        return ()
+    found = tuple(array for array in batch if len(array))
+    return found if len({len(array) for array in found}) == 1 else ()
 
 
 def _is_tokens(batch: Sequence[np.ndarray]) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from ..printed import echo, terminal
+from ..printed import echo
+from .progress import TrainingProgress
 
 
 @click.command("mlx-lm", context_settings={"show_default": False})
@@ -55,42 +56,20 @@ def mlx_lm(config: Path | None, out: Path, resume: str | None, **options: Any) -
         echo(f"{out} is at step {watcher.begun} already, so there was nothing to do", err=True)
 
 
-class _Progress:
-    """A progress bar with loss and steps/s; spikes, validation losses and notices above it."""
+class _Progress(TrainingProgress):
+    """How many steps there are, and where they begin, is known once the model is there; notices stand above the bar."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (
-            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}  {task.fields[speed]:.1f} steps/s"),
-            TimeRemainingColumn(),
-        )
-        self._bar = Progress(*columns, console=terminal(stderr=True))
-        self.begun = self.spikes = self.steps = 0
+        super().__init__(0)
+        self.begun = 0
 
     def __enter__(self) -> _Progress:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
-
     def on_begin(self, step: int, steps: int) -> None:
         self.begun = step
-        self._task = self._bar.add_task("", total=steps, completed=step, loss=float("nan"), speed=0.0)
+        self._bar.update(self._task, total=steps, completed=step)
         self._bar.start()
 
-    def on_step(self, step: int, loss: float, reading: Any) -> None:
-        self.steps += 1
-        speed = self._bar.tasks[0].speed or 0.0
-        self._bar.update(self._task, completed=step, loss=loss, speed=speed)
-        if reading is not None and reading.rule is not None:
-            self.spikes += 1
-            self.on_notice(f"step {step}: spike ({reading.rule}): {reading.explanation}")
-
-    def on_validation(self, step: int, loss: float) -> None:
-        self.on_notice(f"step {step}: validation loss {loss:.4f}")
-
     def on_notice(self, text: str) -> None:
-        self._bar.console.print(text, highlight=False, soft_wrap=True)
+        self.say(text)

@@ -38,15 +38,16 @@ class TrainingProgress:
         self._bar.update(self._task, completed=step, loss=loss, speed=speed)
         if reading is not None and reading.rule is not None:
             self.spikes += 1
-            self._say(f"step {step}: spike ({reading.rule}): {reading.explanation}")
+            self.say(f"step {step}: spike ({reading.rule}): {reading.explanation}")
 
     def on_validation(self, step: int, loss: float) -> None:
-        self._say(f"step {step}: validation loss {loss:.4f}")
+        self.say(f"step {step}: validation loss {loss:.4f}")
 
     def on_sample(self, step: int, text: str) -> None:
-        self._say(f"step {step}: {text}")
+        self.say(f"step {step}: {text}")
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Prints a line above the bar; what came from a run is text, and no markup."""
         self._bar.console.print(text, markup=False, highlight=False)
 
 

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from workbench.bench.telemetry_load import telemetry_load
 from workbench.bits import array_bits, bits_float, float_bits
 from workbench.errors import TelemetryError
-from workbench.lines import numbers, scan
+from workbench.lines import columns, numbers, scan
 from workbench.lines.line import ARRAYS, SCALARS
 from workbench.lines.scan import Scan
 from workbench.lines.table import MISSING, NON_FINITE, NULL, NUMBER
@@ -329,6 +329,46 @@ def test_an_array_of_changing_length_is_no_column_and_its_lines_are_whole(tmp_pa
         telemetry.column("per_layer_act_norms")
     assert [len(telemetry.at(step, 0).per_layer_act_norms) for step in (1, 2, 3)] == [3, 1, 3]
     assert telemetry.column("loss").tolist() == [3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize("library", [True, False])
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("5", "[[7], 8, 9]"),  # which have as many brackets, commas and numbers as two arrays of two
+        ("[1, [2]]", "3"),
+        ("[[1, 2]]", "[]"),
+        ("[1]", "[2, 3, 4]"),
+        ("[1, 2, 3]", "[4]"),
+        ("[]", "[1, 2]"),
+        ('"[1"', '"2]"'),
+        ("[1, 2]", '[3, "]"]'),
+        ("[1, 2]", "{}"),
+        ("[1, 2]", "true"),
+    ],
+)
+def test_no_two_wrong_arrays_make_right_ones(tmp_path, monkeypatch, library, texts):
+    if not library:
+        monkeypatch.setattr(numbers, "simdjson", None)
+    path = tmp_path / "telemetry.jsonl"
+    for tried in (texts, texts[::-1], ("[1, 2]", *texts), (*texts, "[1, 2]")):
+        lines = [f'{{"type": "step", "step": {n}, "adam_m_norms": {text}}}' for n, text in enumerate(tried, 1)]
+        path.write_text("\n".join(lines) + "\n")
+        assert outcome(path, Scan) == outcome(path, Scan.strictly)
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 64, 65])
+@pytest.mark.parametrize("rows", [1, 2, 9, 130])
+def test_arrays_of_any_width_keep_their_places(width, rows):
+    values = np.random.default_rng(width).standard_normal((rows, width))
+    texts = [json.dumps(row) for row in values.tolist()]
+    np.testing.assert_array_equal(numbers.flat_numbers([text.encode() for text in texts]), values)
+    for wrong in (0, rows // 2, rows - 1):
+        other = [*texts]
+        other[wrong] = json.dumps([*values[wrong].tolist(), 1.0])
+        if rows > 1:
+            with pytest.raises(columns.Odd):
+                numbers.flat_numbers([text.encode() for text in other])
 
 
 def test_columns_are_read_only(tmp_path):

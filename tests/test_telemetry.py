@@ -144,6 +144,19 @@ def test_a_line_cut_off_at_any_byte_is_tolerated_with_a_notice(write):
     assert [line.step for line in read(write(step(1), text, end=b"")).lines] == [1, 2]  # only its line end is missing
 
 
+def test_zeros_in_place_of_what_did_not_reach_the_disk_are_tolerated_wherever_they_begin(write):
+    """Of the whole line too: then only its line end was lost, and it is not taken for written."""
+    text = json.dumps(step(2, loss=2.125e-3, loss_bits="0x3b0b4396", spike=False)).encode()
+    for length in range(len(text) + 1):
+        torn = text[:length] + bytes(9)
+        telemetry = read(write(step(1, loss=2.0), torn, end=b""))
+        assert [line.step for line in telemetry.lines] == [1], torn
+        assert "line 2" in telemetry.notices[0]
+        declared = {"type": "meta", "segment": 1, "step": 1, "torn_bytes": len(torn)}
+        telemetry = read(write(step(1, loss=2.0), torn, declared, step(2, segment=1, loss=2.0)))
+        assert [(line.type, line.segment) for line in telemetry.lines] == [("step", 0), ("meta", 1), ("step", 1)], torn
+
+
 def test_a_torn_line_in_the_middle_is_an_error(write):
     refused(write(step(1), '{"type": "step", "st', step(3)), 2)
 

@@ -1,5 +1,7 @@
 """The timeline: its artists are read back; no picture is compared with another program's."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +10,7 @@ from pictures import artists, curves, inside, legend, run, texts
 
 from workbench.errors import WorkbenchError
 from workbench.screen.timeline_figure import decimate, timeline
+from workbench.screen.timeline_view import Timeline
 from workbench.spikes import find_spikes
 
 NAN, INF = float("nan"), float("inf")
@@ -28,6 +31,25 @@ def test_timeline_has_three_axes_with_labels_and_the_data():
         assert axes.get_xlim() == figure.axes[0].get_xlim()
     assert figure.get_facecolor() == (1, 1, 1, 1) and tuple(figure.bbox.size) == (900, 640)
     assert legend(figure) == [] and inside(figure)
+
+
+@pytest.mark.parametrize("last", [90, 10_000_000])
+def test_nothing_stands_over_the_numbers_of_the_steps(last):
+    """Not the number of the cursor, wherever it is; not the label of the axis; and none is cut off or over another."""
+    steps = run()
+    steps["step"] = np.linspace(1, last, len(steps)).astype(np.int64)
+    figure = timeline(steps)
+    assert inside(figure)
+    axis = figure.axes[2].xaxis
+    shown = axis.get_ticklabels()
+    low, high = figure.axes[2].get_xlim()
+    boxes = [text.get_window_extent() for text in shown if low <= text.get_position()[0] <= high]
+    assert len(boxes) >= 4
+    assert all(one.x1 + 8 < following.x0 for one, following in zip(boxes, boxes[1:], strict=False))
+    assert not any(axis.label.get_window_extent().overlaps(box) for box in boxes)
+    chip = re.search(r"top:([\d.]+)%;transform:translateX", Timeline(figure, "", 1, last).at(last // 2))
+    assert (1 - float(chip[1]) / 100) * 640 < min(box.y0 for box in boxes)
+    assert float(chip[1]) / 100 * 640 + 17 < 640
 
 
 @pytest.mark.parametrize(("spike", "scale"), [(5.6, "linear"), (12.0, "log")])

@@ -97,7 +97,8 @@ class Dashboard(DashboardControls):
 
     def __repr__(self) -> str:
         steps = max((run.span[1] for run in self._opened), default=0)
-        return f"Dashboard(runs={self.names}, steps={steps})"
+        error = "" if self.last_error is None else f", error={type(self.last_error).__name__}"
+        return f"Dashboard(runs={self.names}, steps={steps}{error})"
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         bundle = super()._repr_mimebundle_(**options)

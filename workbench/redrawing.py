@@ -27,6 +27,15 @@ class Generators:
         """Those that have been drawn from since, by name."""
         return [name for name, state in self._now().items() if state != self._then[name]]
 
+    def put_back(self) -> None:
+        """Gives them the states that they had."""
+        if moved := self.moved():
+            (kind, words, *rest), state = self._then["numpy.random"], self._then["Python's random"]
+            if "numpy.random" in moved:
+                np.random.set_state((kind, np.frombuffer(words, np.uint32), *rest))
+            if "Python's random" in moved:
+                random.setstate(state)
+
     def _now(self) -> dict[str, Any]:
         kind, words, *rest = np.random.get_state(legacy=True)
         return {"Python's random": random.getstate(), "numpy.random": (kind, np.asarray(words).tobytes(), *rest)}

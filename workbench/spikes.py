@@ -1,7 +1,8 @@
 """Spikes: steps whose loss or gradient norm departs from the run's own recent past.
 
 Knows numbers only; nothing of files, traces or MLX. A trainer feeds `SpikeDetector` one step at a time; `find_spikes`
-runs the very same detector over a telemetry frame, so a run and its reader never disagree about what a spike is.
+says of a telemetry frame what the very same detector would, so a run and its reader never disagree about what a spike
+is.
 
 Rules, strongest first; the first that holds names the step:
 
@@ -20,15 +21,20 @@ OLMo 2's spike score counts 7 or more (arXiv:2501.00656). Factor 3 and window 50
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from .errors import WorkbenchError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RULES = ("non_finite", "loss_factor", "loss_z", "grad_norm_z")
 COLUMNS = ("step", "segment", "rule", "value", "threshold", "moving_average", "explanation")
@@ -112,8 +118,8 @@ class SpikeDetector:
 
     def reset(self) -> None:
         """Forgets everything, as at the start of a run or segment."""
-        self._losses = _Window(self.settings.window)
-        self._log_norms = _Window(self.settings.window)
+        self._losses = Window(self.settings.window)
+        self._log_norms = Window(self.settings.window)
         self._quiet_loss = self._quiet_norm = 0  # updates for which the rules on each are still debounced
         self._last_step: int | None = None
 
@@ -134,7 +140,7 @@ class SpikeDetector:
         # Both are always judged: judging is also what fills the windows.
         loss_spike = self._judge_loss(loss, average)
         norm_spike = self._judge_grad_norm(grad_norm, average)
-        broken = _non_finite(loss, grad_norm, average)
+        broken = non_finite(loss, grad_norm, average)
         spike = broken or (None if self._quiet_loss else loss_spike) or (None if self._quiet_norm else norm_spike)
         half = self.settings.window // 2
         self._quiet_loss = half if spike and spike.rule != "grad_norm_z" else max(0, self._quiet_loss - 1)
@@ -180,7 +186,7 @@ class SpikeDetector:
         return spike
 
 
-def _non_finite(loss: float | None, grad_norm: float | None, average: float | None) -> Reading | None:
+def non_finite(loss: float | None, grad_norm: float | None, average: float | None) -> Reading | None:
     named = (("loss", loss), ("gradient norm", grad_norm))
     broken = [(name, value) for name, value in named if value is not None and not math.isfinite(value)]
     if not broken:
@@ -189,7 +195,7 @@ def _non_finite(loss: float | None, grad_norm: float | None, average: float | No
     return Reading(average, "non_finite", broken[0][1], None, text)
 
 
-class _Window:
+class Window:
     """The last `size` healthy values, and the unhealthy ones since."""
 
     def __init__(self, size: int) -> None:
@@ -197,6 +203,9 @@ class _Window:
         self._recent: deque[float] = deque()  # in time order
         self._sorted: list[float] = []  # the same values: the median is read off, and the MAD needs one merge
         self._held: list[float] = []  # beyond a threshold, and not followed by a healthy value
+
+    def __len__(self) -> int:
+        return len(self._recent)
 
     @property
     def full(self) -> bool:
@@ -218,14 +227,19 @@ class _Window:
         insort(self._sorted, value)
 
     def mean(self) -> float | None:
-        # fsum has no rounding of its own: the same bits on every Python. Divided first, so that no sum overflows.
-        count = len(self._recent)
-        return math.fsum([value / count for value in self._recent]) if count else None
+        return mean_of(self._recent)
 
     def median_and_sigma(self) -> tuple[float, float]:
         median = _middle(self._sorted)
         deviations = sorted([abs(value - median) for value in self._sorted])
         return median, NORMAL_SIGMA_PER_MAD * _middle(deviations)
+
+
+def mean_of(values: Collection[float]) -> float | None:
+    """None of none."""
+    # fsum has no rounding of its own: the same bits on every Python. Divided first, so that no sum overflows.
+    count = len(values)
+    return math.fsum([value / count for value in values]) if count else None
 
 
 def _middle(ordered: list[float]) -> float:
@@ -254,22 +268,25 @@ def find_spikes(frame: pd.DataFrame, settings: SpikeSettings | None = None) -> p
     Raises:
         WorkbenchError: the frame lacks `step` or `loss`.
     """
+    import pandas as pd
+
     missing = [name for name in ("step", "loss") if name not in frame]
     if missing:
         raise WorkbenchError(f"The frame has no column {missing[0]!r}; it has {list(frame.columns)}.")
-    detector = SpikeDetector(settings)
-    losses, grad_norms = _values(frame, "loss"), _values(frame, "grad_norm")
-    segments = frame["segment"].tolist() if "segment" in frame else [0] * len(frame)
+    from .detection.whole_series import spikes_of
+
+    losses, grad_norms = _numbers(frame, "loss"), _numbers(frame, "grad_norm")
+    there = recorded(frame, "loss"), recorded(frame, "grad_norm")
+    steps = frame["step"].to_numpy()
+    segments = frame["segment"].to_numpy() if "segment" in frame else np.zeros(len(frame), np.int64)
+    afresh = 1 + np.flatnonzero((segments[1:] != segments[:-1]) | (steps[1:] <= steps[:-1]))
     rows = []
-    previous = None
-    for step, segment, loss, grad_norm in zip(frame["step"].tolist(), segments, losses, grad_norms, strict=True):
-        if segment != previous:
-            detector.reset()
-            previous = segment
-        reading = detector.update(step, loss, grad_norm)
-        if reading.rule is not None:
+    for start, end in itertools.pairwise([0, *afresh.tolist(), len(frame)]):
+        own = slice(start, end)
+        seen = there[0][own], there[1][own]
+        for place, reading in spikes_of(losses[own], grad_norms[own], seen, settings or SpikeSettings()):
             numbers = (reading.value, reading.threshold, reading.moving_average)
-            rows.append((step, segment, reading.rule, *numbers, reading.explanation))
+            rows.append((steps[start + place], segments[start + place], reading.rule, *numbers, reading.explanation))
     integers, floats = ("step", "segment"), ("value", "threshold", "moving_average")
     types = dict.fromkeys(integers, "int64") | dict.fromkeys(floats, "float64")
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(types)
@@ -281,6 +298,8 @@ def recorded(frame: pd.DataFrame, name: str) -> np.ndarray:
     All False without the column. Where a column `<name>_recorded` stands beside it, that decides; otherwise only None
     and pandas.NA are absent, and NaN is a value.
     """
+    import pandas as pd
+
     if name not in frame:
         return np.zeros(len(frame), dtype=bool)
     if f"{name}_recorded" in frame:
@@ -288,7 +307,7 @@ def recorded(frame: pd.DataFrame, name: str) -> np.ndarray:
     return np.array([value is not None and value is not pd.NA for value in frame[name].tolist()], dtype=bool)
 
 
-def _values(frame: pd.DataFrame, name: str) -> list[float | None]:
-    there = recorded(frame, name).tolist()
-    values = frame[name].tolist() if name in frame else [None] * len(frame)
-    return [float(value) if present else None for value, present in zip(values, there, strict=True)]
+def _numbers(frame: pd.DataFrame, name: str) -> np.ndarray:
+    if name not in frame:
+        return np.full(len(frame), np.nan)
+    return frame[name].to_numpy(dtype=float, na_value=np.nan)

@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 import numpy as np
-import pandas as pd
 from msgspec import UNSET
 
 from .errors import TelemetryError
@@ -23,11 +22,15 @@ from .lines.line import LIMIT, SCALARS, Line
 from .lines.line import Edits as Edits
 from .lines.line import Restart as Restart
 from .lines.line import array_fields as array_fields
+from .lines.line import rate_bits as rate_bits
 from .lines.line import scalar_fields as scalar_fields
 from .lines.scan import Scan
 from .lines.strict import StrictReader, decode
 from .lines.table import MISSING, NON_FINITE, NUMBER
 from .untrusted import LINE, open_regular
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Telemetry:
@@ -166,6 +169,8 @@ class Telemetry:
         A non-finite value is NaN or inf as its bits say; a value that was not recorded is NaN, and its column
         `<name>_recorded` is False.
         """
+        import pandas as pd
+
         rows = len(self)
         found: dict[str, np.ndarray] = {}
         for name in ("segment", "step"):
@@ -181,6 +186,20 @@ class Telemetry:
         found["spike_rule"] = np.array([*self.rules, None], object)[codes]
         found["val_loss"] = self._validation()
         return pd.DataFrame({name: found[name] for name in FRAME})
+
+    def validations(self) -> pd.DataFrame:
+        """One row a validation line, in file order: segment, step (whose state it is of; 0: before the first step),
+        val_loss (float64; NaN: not finite), also of steps that have no line of their own in that segment."""
+        import pandas as pd
+
+        found = self._scan.validations
+        otherwise = {
+            "segment": np.zeros(0, np.int64),
+            "step": np.zeros(0, np.int64),
+            "val_loss": np.full(found.rows, np.nan),
+        }
+        columns = {name: found.column(name) for name in otherwise}
+        return pd.DataFrame({name: otherwise[name] if own is None else own for name, own in columns.items()})
 
     def _or(self, name: str, otherwise: np.ndarray) -> np.ndarray:
         found = self._scan.steps.column(name)

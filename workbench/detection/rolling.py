@@ -13,6 +13,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 CHUNK = 1 << 18  # values in a block of windows that is sorted at a time: 2 MB
 
 
+def mean(values: np.ndarray, size: int) -> np.ndarray:
+    return _mean_and_deviation(values, size, with_deviation=False)[0]
+
+
 def mean_and_deviation(values: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation (n - 1 in the denominator).
 
@@ -20,6 +24,10 @@ def mean_and_deviation(values: np.ndarray, size: int) -> tuple[np.ndarray, np.nd
     each side of a block are joined: M. van Herk, Pattern Recognit. Lett. 13 (1992) 517, for sums instead of maxima; and
     the squares as in T. Chan, G. Golub and R. LeVeque, Am. Stat. 37 (1983) 242.
     """
+    return _mean_and_deviation(values, size, with_deviation=True)
+
+
+def _mean_and_deviation(values: np.ndarray, size: int, with_deviation: bool) -> tuple[np.ndarray, np.ndarray]:
     mean, deviation = np.full(len(values), np.nan), np.full(len(values), np.nan)
     if len(values) <= size:
         return mean, deviation
@@ -30,26 +38,29 @@ def mean_and_deviation(values: np.ndarray, size: int) -> tuple[np.ndarray, np.nd
     # Taken off first, so that squares do not cancel: the value next to 0, which no huge one beside it can be.
     centre = np.take_along_axis(grid, np.abs(grid).argmin(axis=1)[:, None], axis=1)
     with np.errstate(over="ignore", invalid="ignore"):  # squares beyond float64: the deviation is then not finite
-        behind = _parts((grid - centre)[:, ::-1])
-        before = [part[:, ::-1] for part in behind]
-        after = _parts(grid - centre)
+        grid = grid - centre
+        before = [part[:, ::-1] for part in _parts(grid[:, ::-1], with_deviation)]
+        after = _parts(grid, with_deviation)
         # The window before value b * size + k: the last size - k of block b - 1, and the first k of block b.
         count = np.arange(1, size)
         left, right = size - count, count
         a, b = before[0][:-1, 1:] + centre[:-1], after[0][1:, :-1] + centre[1:]
         apart = b - a
         means = np.concatenate([before[0][:-1, :1] + centre[:-1], a + apart * (right / size)], axis=1)
-        squares = before[1][:-1, 1:] + after[1][1:, :-1] + apart * apart * (left * right / size)
-        squares = np.concatenate([before[1][:-1, :1], squares], axis=1)
         mean[size:] = means.ravel()[: len(values) - size]
-        deviation[size:] = np.sqrt(squares.ravel()[: len(values) - size] / max(size - 1, 1))
+        if with_deviation:
+            squares = before[1][:-1, 1:] + after[1][1:, :-1] + apart * apart * (left * right / size)
+            squares = np.concatenate([before[1][:-1, :1], squares], axis=1)
+            deviation[size:] = np.sqrt(squares.ravel()[: len(values) - size] / max(size - 1, 1))
     return mean, deviation
 
 
-def _parts(grid: np.ndarray) -> list[np.ndarray]:
+def _parts(grid: np.ndarray, with_squares: bool) -> list[np.ndarray]:
     """Mean, and sum of squares about it, of the first 1, 2, … values of each row."""
     count = np.arange(1, grid.shape[1] + 1)
     total = np.cumsum(grid, axis=1)
+    if not with_squares:
+        return [total / count]
     squares = np.cumsum(grid * grid, axis=1) - total * total / count
     return [total / count, np.maximum(squares, 0)]
 

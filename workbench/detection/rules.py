@@ -125,7 +125,7 @@ class Departure(NamedTuple):
 
 def moving_average(values: np.ndarray, settings: DetectionSettings) -> Judged:
     """The weak threshold is half way between 1 and the factor on a logarithmic scale."""
-    mean = rolling.mean_and_deviation(values, settings.window)[0]
+    mean = rolling.mean(values, settings.window)
     mean = np.where(mean > 0, mean, np.nan)  # a factor of a mean that is not positive means nothing
     return Judged(mean, settings.factor * mean, settings.factor**0.5 * mean)
 

@@ -23,7 +23,10 @@ def delimiter_of(text: str) -> str | None:
     """What separates the fields of CSV: a line of names, and lines with as many values. None if the text is none."""
     lines = [line for line in text.splitlines()[:20] if line.strip()]
     for sign in _SIGNS:
-        rows = list(csv.reader(io.StringIO("\n".join(lines)), delimiter=sign))
+        try:
+            rows = list(csv.reader(io.StringIO("\n".join(lines)), delimiter=sign))
+        except csv.Error:  # a field of more than 128 KiB, say
+            continue
         if len(rows) > 1 and len(rows[0]) > 1 and len({len(row) for row in rows[:-1]}) == 1:
             if not any(map(_is_number, rows[0])) and any(map(_is_number, rows[1])):
                 return sign

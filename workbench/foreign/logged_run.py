@@ -194,6 +194,11 @@ class LoggedTelemetry:
     def frame(self) -> pd.DataFrame:
         return self._frame.copy()
 
+    def validations(self) -> pd.DataFrame:
+        """As `Telemetry.validations`; one before the first step is among the notices."""
+        frame = self._frame
+        return frame.loc[frame["val_loss"].notna(), ["segment", "step", "val_loss"]].reset_index(drop=True)
+
     def row(self, step: int, segment: int) -> pd.Series | None:
         """A row of the frame, or None."""
         steps = self._places.get(segment)

@@ -27,7 +27,7 @@ def numbers_of(path: Path, name: str, values: Sequence[Any]) -> tuple[np.ndarray
     """
     kinds = set(map(type, values))
     if kinds <= {float, int}:
-        return np.array(values, np.float64), np.ones(len(values), bool), np.zeros(len(values), bool)
+        return _doubles(values), np.ones(len(values), bool), np.zeros(len(values), bool)
     found = np.full(len(values), np.nan)
     there, nulls = np.zeros(len(values), bool), np.zeros(len(values), bool)
     for place, value in enumerate(values):
@@ -43,5 +43,20 @@ def numbers_of(path: Path, name: str, values: Sequence[Any]) -> tuple[np.ndarray
                 f"{path}: entry {place + 1} has {str(value)[:60]!r} ({type(value).__name__}) for {name!r}; "
                 "expected a number"
             )
-        found[place], there[place] = value, True
+        found[place], there[place] = _double(value), True
     return found, there, nulls
+
+
+def _doubles(values: Sequence[float]) -> np.ndarray:
+    try:
+        return np.array(values, np.float64)
+    except OverflowError:
+        return np.array([_double(value) for value in values], np.float64)
+
+
+def _double(value: float) -> float:
+    """An integer beyond the largest double is inf, as 1e999 is to a parser of JSON."""
+    try:
+        return float(value)
+    except OverflowError:
+        return np.inf if value > 0 else -np.inf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,7 +12,8 @@ import numpy as np
 from msgspec import UNSET
 
 from ..errors import TelemetryError
-from ..untrusted import open_regular
+from ..lines.further import further_damage
+from ..untrusted import LINE, open_regular
 from .entries import Entries
 from .naming import mapped
 from .numbers_of import numbers_of
@@ -85,7 +86,8 @@ def read_objects(path: Path, columns: Mapping[str, str | None] | None) -> Entrie
     """
     keys: dict[str, None] = {}
     with _opened(path) as file:
-        for _, line in zip(range(_PEEK), file, strict=False):
+        for number in range(1, _PEEK + 1):
+            _refuse_long(path, number, line := file.readline(LINE + 1))
             keys |= dict.fromkeys(_object(line) or ())
     mapping = mapped(path, keys, columns)
     values, notices = _columns(path, mapping)
@@ -116,6 +118,7 @@ def _columns(path: Path, mapping: Mapping[str, str]) -> tuple[dict[str, list[Any
     fields = [(name, Any, UNSET) for name in mapping]
     kind = msgspec.defstruct("Mapped", fields, rename=dict(mapping), kw_only=True, gc=False)
     decoder = msgspec.json.Decoder(kind)
+    spelt = {name: _spelt(key) for name, key in mapping.items()}
     values: dict[str, list[Any]] = {name: [] for name in mapping}
     notices: list[str] = []
     number, rest = 0, b""
@@ -125,19 +128,21 @@ def _columns(path: Path, mapping: Mapping[str, str]) -> tuple[dict[str, list[Any
             text = rest + block
             cut = len(text) if not block else text.rfind(b"\n") + 1
             body, rest = text[:cut], text[cut:]
+            _refuse_long(path, number + body.count(b"\n") + 1, rest)
             if not block and not body:
                 return values, notices
             count = body.count(b"\n") + (not body.endswith(b"\n"))
             try:
                 rows = decoder.decode_lines(body)
-                whole = len(rows) == count
             except (msgspec.MsgspecError, RecursionError):
-                whole = False
-            if whole:
+                rows = []
+            own = {name: [getattr(row, name) for row in rows] for name in mapping}
+            # Of a key that stands twice in an object the decoder keeps one.
+            if len(rows) == count and all(body.count(spelt[name]) <= count - own[name].count(UNSET) for name in own):
                 for name in mapping:
-                    values[name] += [getattr(row, name) for row in rows]
+                    values[name] += own[name]
             else:
-                for row in _each(path, body, number, notices, last=not block):
+                for row in _each(path, body, number, notices, mapping.values(), last=not block):
                     for name, key in mapping.items():
                         values[name].append(row.get(key, UNSET))
             number += count
@@ -145,9 +150,23 @@ def _columns(path: Path, mapping: Mapping[str, str]) -> tuple[dict[str, list[Any
                 return values, notices
 
 
-def _each(path: Path, body: bytes, number: int, notices: list[str], last: bool) -> list[dict[str, Any]]:
-    """The objects of lines, one by one: NaN and Infinity are let pass, which are no JSON, but Python's."""
+def _each(
+    path: Path, body: bytes, number: int, notices: list[str], keys: Iterable[str], last: bool
+) -> list[dict[str, Any]]:
+    """The objects of lines, one by one: NaN and Infinity are let pass, which are no JSON, but Python's.
+
+    Args:
+        keys: that no object may have twice: it would be two entries in one.
+    """
     found = []
+    tokens = [_spelt(key) for key in keys]
+
+    def twice(line: bytes) -> str | None:
+        return _twice(line, keys) if any(line.count(token) > 1 for token in tokens) else None
+
+    def readable(line: bytes) -> bool:
+        return _object(line) is not None and twice(line) is None
+
     lines = body.removesuffix(b"\n").split(b"\n")
     for place, line in enumerate(lines, start=1):
         if not line.strip():
@@ -159,10 +178,30 @@ def _each(path: Path, body: bytes, number: int, notices: list[str], last: bool) 
                 continue
             raise TelemetryError(
                 f"{path}, line {number + place}: {line[:60].decode(errors='replace')!r} is no JSON object; expected "
-                "one a line. Repair or remove that line by hand."
+                "one a line. Repair or remove that line by hand." + further_damage(path, number + place, readable)
+            )
+        if (key := twice(line)) is not None:
+            raise TelemetryError(
+                f"{path}, line {number + place}: the key {key!r} stands twice in one object, which mixes two entries. "
+                "Repair or remove that line by hand." + further_damage(path, number + place, readable)
             )
         found.append(row)
     return found
+
+
+def _spelt(key: str) -> bytes:
+    """A key as writers of JSON write it before its value."""
+    return json.dumps(key, ensure_ascii=False).encode() + b":"
+
+
+def _twice(line: bytes, keys: Iterable[str]) -> str | None:
+    """The first of these keys that an object has twice; those of objects in it are not looked at."""
+    objects: list[list[str]] = []
+    try:
+        json.loads(line, object_pairs_hook=lambda pairs: objects.append([key for key, _ in pairs]))
+    except (ValueError, RecursionError):
+        return None
+    return next((key for key in keys if objects and objects[-1].count(key) > 1), None)  # the outermost comes last
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -170,6 +209,14 @@ def _opened(path: Path) -> BinaryIO:
         return open_regular(path)
     except OSError as error:
         raise TelemetryError(f"{path} can't be read ({error.strerror}); expected a log") from error
+
+
+def _refuse_long(path: Path, number: int, line: bytes) -> None:
+    if len(line) > LINE:
+        raise TelemetryError(
+            f"{path}, line {number}: more than {LINE} bytes long; expected one JSON object a line. Repair or remove "
+            "that line by hand."
+        )
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ import numpy as np
 from msgspec import UNSET
 
 from ..bits import bits_float
-from .line import ARRAYS, SCALARS, Line
+from .line import ARRAYS, FIRST, SCALARS, Line
 from .table import MISSING, NON_FINITE, NULL, NUMBER
 
 DOUBLES = ("lr", "ma", "step_per_s", "t", "elapsed_s", "peak_rss_mb")
@@ -33,11 +33,16 @@ class Odd(Exception):
     """Lines that have to be read one by one, by the strict reader."""
 
 
+_KINDS = dict.fromkeys(("step", "segment"), np.int64) | dict.fromkeys((*SCALARS, *DOUBLES, "val_loss"), np.float64)
+
+
 class Values(NamedTuple):
-    """What a field is in each of several lines: a list, and how many of its entries are `UNSET`."""
+    """What a field is in each of several lines: a list, and how many of its entries are `UNSET`; and the entries as an
+    array, if there was one to be had at once, for all are numbers."""
 
     entries: list[Any]
     absent: int
+    numbers: np.ndarray | None = None
 
 
 def values_of(lines: Sequence[Any], names: Iterable[str]) -> dict[str, Values]:
@@ -45,24 +50,34 @@ def values_of(lines: Sequence[Any], names: Iterable[str]) -> dict[str, Values]:
     found = {}
     for name in names:
         entries = list(map(operator.attrgetter(name), lines))
+        if name in _KINDS:
+            try:
+                numbers = np.fromiter(entries, _KINDS[name], len(entries))
+                if not np.isnan(numbers).any():  # null becomes NaN, and no JSON number is one
+                    found[name] = Values(entries, 0, numbers)
+                    continue
+            except (TypeError, OverflowError):  # some are missing, or of more than 64 bits
+                pass
         absent = entries.count(UNSET)
         if absent < len(entries):
             found[name] = Values(entries, absent)
     return found
 
 
-def columns_of(rows: int, values: Mapping[str, Values]) -> dict[str, np.ndarray]:
+def columns_of(rows: int, values: Mapping[str, Values], kind: str = "step") -> dict[str, np.ndarray]:
     """All columns but `offset`, `spike_rule` and the arrays; and `val_loss`.
 
     Args:
-        rows: number of lines, all of them of type "step" or "val".
+        rows: number of lines.
         values: of the fields of `Line` that occur in them, as `values_of`.
+        kind: type of all of them, "step" or "val".
 
     Raises:
-        Odd: a step that is missing or less than 1, bits that are malformed or contradict the number beside them.
+        Odd: a step that is missing or less than the first there can be, bits that are malformed or contradict the
+            number beside them.
     """
     found = {"step": _integers(rows, values.get("step"), None), "segment": _integers(rows, values.get("segment"), 0)}
-    if (found["step"] < 1).any():
+    if (found["step"] < FIRST[kind]).any():
         raise Odd
     for name in (*SCALARS, *DOUBLES, "val_loss"):
         given, bits = values.get(name), values.get(f"{name}_bits")
@@ -82,6 +97,8 @@ def _integers(rows: int, values: Values | None, default: int | None) -> np.ndarr
         return np.full(rows, default)
     if values is None or (values.absent and default is None):
         raise Odd
+    if values.numbers is not None:
+        return values.numbers
     entries = values.entries
     if values.absent:
         entries = [default if value is UNSET else value for value in entries]
@@ -94,6 +111,8 @@ def _integers(rows: int, values: Values | None, default: int | None) -> np.ndarr
 def _numbers(rows: int, values: Values | None) -> tuple[np.ndarray, np.ndarray]:
     if values is None:
         return np.full(rows, np.nan), np.full(rows, MISSING, np.uint8)
+    if values.numbers is not None:
+        return values.numbers, np.full(rows, NUMBER, np.uint8)
     kinds, entries = np.full(rows, NUMBER, np.uint8), values.entries
     if values.absent:
         kinds[[value is UNSET for value in entries]] = MISSING

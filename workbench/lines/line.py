@@ -21,6 +21,7 @@ ArrayBits = list[str | None] | UnsetType
 SCALARS = ("loss", "grad_norm")
 ARRAYS = ("per_layer_act_norms", "per_layer_grad_norms", "adam_m_norms", "adam_v_norms")
 LANES = ("weights", "adam_m", "adam_v", "other", "rng", "cursor")
+FIRST = {"step": 1, "val": 0}  # a validation is of a state, and state 0 is the initialisation
 LIMIT = 2**63  # a column of steps holds integers of 64 bits
 
 
@@ -85,6 +86,7 @@ class Line(msgspec.Struct, kw_only=True):
     rate_factor: Number = UNSET  # … what learning rates are multiplied by from here on, all rollbacks together …
     skip_batch: bool | UnsetType = UNSET  # … whether the batch of that step is left out when it comes again …
     in_a_row: int | UnsetType = UNSET  # … and the how-manieth in a row it is
+    ranks: list[dict[str, Any]] | UnsetType = UNSET  # of a data-parallel run, by rank: see `ranks.own_line`
 
     def check(self) -> None:
         """What the types alone can't say.
@@ -92,9 +94,10 @@ class Line(msgspec.Struct, kw_only=True):
         Raises:
             ValueError: a step line without its step, or bits that are malformed or contradict the number beside them.
         """
-        if self.type in ("step", "val") and (self.step is UNSET or self.step < 1):
+        first = FIRST.get(self.type)
+        if first is not None and (self.step is UNSET or self.step < first):
             found = "no step" if self.step is UNSET else f"step {self.step}"
-            raise ValueError(f"a line of type {self.type!r} has {found}; expected an integer 'step' from 1")
+            raise ValueError(f"a line of type {self.type!r} has {found}; expected an integer 'step' from {first}")
         for name in ("step", "segment"):
             if (number := getattr(self, name)) is not UNSET and not -LIMIT <= number < LIMIT:
                 raise ValueError(f"{name} is {number}; expected an integer of 64 bits")
@@ -118,6 +121,8 @@ class Line(msgspec.Struct, kw_only=True):
             bits = scalar_bits(name, getattr(self, name), getattr(self, f"{name}_bits"))
             if bits is not None:
                 found[name] = bits
+        if self.lr is not UNSET:
+            found["lr"] = rate_bits(self.lr)
         for name in ARRAYS:
             numbers, bits = getattr(self, name), getattr(self, f"{name}_bits")
             if numbers is not UNSET:
@@ -141,6 +146,14 @@ def scalar_bits(name: str, number: Number, bits: Bits) -> str | None:
     ):
         raise ValueError(f"{name} is {number} but its bits {bits} mean {value}")
     return bits
+
+
+def rate_bits(rate: float | None) -> str:
+    """The bits of a learning rate as float32, in which every optimizer of MLX keeps it.
+
+    A line has null both for an optimizer without a rate and for a rate that is not finite, so that these share bits.
+    """
+    return float_bits(float("nan") if rate is None or not np.isfinite(rate) else rate)
 
 
 def scalar_fields(name: str, value: np.float32) -> dict[str, Any]:

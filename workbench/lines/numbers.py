@@ -46,17 +46,34 @@ def flat_numbers(texts: Sequence[Any]) -> np.ndarray:
         Odd: an entry is something else, or the arrays differ in length, are empty or hold arrays.
     """
     joined = b",".join(texts)
-    if count(joined, b"[") != len(texts):
-        raise Odd
     characters = np.frombuffer(joined, np.uint8)
-    commas = np.flatnonzero(characters == ord(","))
-    width, rest = divmod(len(commas) + 1, len(texts))
-    if rest or (characters[commas[width - 1 :: width] - 1] != ord("]")).any():
+    ends = np.flatnonzero(characters == ord("]"))
+    starts = np.append(0, ends[:-1] + 2)
+    # Each text begins and ends with a bracket, and there is no other: none has another in it.
+    if count(joined, b"[") != len(texts) or len(ends) != len(texts) or ends[-1] != len(joined) - 1:
+        raise Odd
+    if starts[-1] >= len(joined) or (characters[starts] != ord("[")).any():
+        raise Odd
+    if (characters[starts[1:] - 1] != ord(",")).any():
+        raise Odd
+    before = _ranks(characters == ord(","), ends)
+    width, rest = divmod(int(before[-1]) + 1, len(texts))
+    if rest or (before != np.arange(width - 1, width * len(texts), width)).any():
         raise Odd
     values = _simd(joined) if simdjson is not None else _plain(joined)
     if len(values) != width * len(texts):  # empty arrays
         raise Odd
     return values.reshape(len(texts), width)
+
+
+def _ranks(marked: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """How many are marked before each place: counted in words of 64 bits, and a third as long as finding them all."""
+    packed = np.packbits(marked, bitorder="little")
+    words = np.zeros(len(packed) // 8 + 1, np.dtype("<u8"))
+    words.view(np.uint8)[: len(packed)] = packed
+    up_to = np.cumsum(np.bitwise_count(words), dtype=np.int64)  # to the end of each word
+    own, bit = words[places >> 6], (places & 63).astype(np.uint64)
+    return up_to[places >> 6] - np.bitwise_count(own >> bit)
 
 
 class _Own(threading.local):

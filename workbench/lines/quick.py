@@ -20,7 +20,7 @@ from .line import ARRAYS, Edits, Line
 from .numbers import count, flat_numbers
 
 UNKNOWN_KEYS = 64  # of other writers; beyond it they are not counted one by one, and such a file is read strictly
-_RAW = {*ARRAYS, *(f"{name}_bits" for name in ARRAYS), "before"}
+_RAW = {*ARRAYS, *(f"{name}_bits" for name in ARRAYS), "before", "ranks"}
 _TYPES = typing.get_type_hints(Line)
 _EDITS = msgspec.json.Decoder(Edits)
 
@@ -39,8 +39,8 @@ class Block(NamedTuple):
     def some(self, rows: Sequence[int]) -> dict[str, Values]:
         """The values of some of the lines."""
         found = {}
-        for name, (entries, _) in self.values.items():
-            own = [entries[row] for row in rows]
+        for name, values in self.values.items():
+            own = [values.entries[row] for row in rows]
             if (absent := own.count(UNSET)) < len(own):
                 found[name] = Values(own, absent)
         return found
@@ -50,7 +50,7 @@ class QuickReader:
     """Reads blocks of one file; it learns which keys the file has."""
 
     def __init__(self) -> None:
-        self._keys: list[str] = ["type", "segment"]
+        self._keys: list[str] = ["type"]
         self._decoder = _decoder(self._keys)
 
     def read(self, body: bytes) -> Block:
@@ -90,13 +90,15 @@ class QuickReader:
 
 def _refuse_repeated_keys(body: bytes, values: Mapping[str, Values]) -> None:
     """Of a key that stands twice in an object the decoder keeps one, so that there are more colons than keys."""
-    colons = sum(len(entries) - absent for entries, absent in values.values())
+    colons = sum(len(own.entries) - own.absent for own in values.values())
     for state in values["state"].entries if "state" in values else ():
         colons += 0 if state is UNSET else len(state)
     for text in values["before"].entries if "before" in values else ():
         if text is not UNSET:
             edits = _edits(text)
             colons += (edits.rng is not None) + (edits.learning_rate is not None)
+    for text in values["ranks"].entries if "ranks" in values else ():
+        colons += 0 if text is UNSET else bytes(text).count(b":")  # a key in it that stands twice is `own_line`'s
     if count(body, b":") != colons:
         raise Odd
 
@@ -158,7 +160,7 @@ def quick_columns(rows: int, values: Mapping[str, Values]) -> dict[str, np.ndarr
             raise Odd
         if name not in values:
             continue
-        texts, absent = values[name]
+        texts, absent = values[name].entries, values[name].absent
         numbers = flat_numbers([text for text in texts if text is not UNSET] if absent else texts)
         with np.errstate(over="ignore"):
             single = numbers.astype(np.float32)

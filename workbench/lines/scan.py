@@ -82,12 +82,14 @@ class Scan:
             refuse_other_encodings(self.path, file.read(4))
             file.seek(0)
         while block := file.read(BLOCK):
-            rest += block
-            cut = rest.rfind(b"\n") + 1
-            body, rest = rest[:cut], rest[cut:]
-            if body:
+            cut = block.rfind(b"\n") + 1
+            if cut:
+                body = b"".join((rest, memoryview(block)[:cut]))  # the block is copied once
+                rest = block[cut:]
                 withheld = self._take(body, start, withheld)
-                start += cut
+                start += len(body)
+            else:
+                rest += block
             if len(rest) > LINE:
                 self._strict.feed(rest)
         whole = self.copy()
@@ -152,7 +154,7 @@ class Scan:
         )
         own = block.some(steps)
         columns = quick_columns(len(steps), own) if steps else {}
-        kept = columns_of(len(validations), block.some(validations)) if validations else {}
+        kept = columns_of(len(validations), block.some(validations), "val") if validations else {}
         ends = np.append(block.starts[1:], len(body))
         decoded = [(int(offsets[row]), _decoded(body[block.starts[row] : ends[row]])) for row in others]
         if steps:
@@ -177,7 +179,7 @@ class Scan:
                 columns[name] = np.stack([absent if entry is None else entry for entry in entries])
             self._keep_steps(np.array([offsets[row] for row in rows["step"]]), columns, own)
         if validations:
-            self._keep_validations(columns_of(len(validations), values_of(validations, Line.__struct_fields__)))
+            self._keep_validations(columns_of(len(validations), values_of(validations, Line.__struct_fields__), "val"))
         self.others += [
             (offset, line) for offset, line in zip(offsets, lines, strict=True) if line.type not in ("step", "val")
         ]

@@ -13,6 +13,7 @@ import msgspec
 
 from ..errors import TelemetryError
 from ..untrusted import LINE, refuse_ambiguous
+from .further import further_damage
 from .line import Line
 
 _DECODER = msgspec.json.Decoder(Line)
@@ -102,20 +103,37 @@ class _Damaged(NamedTuple):
 
         Some file systems fill up with zeros what had not reached the disk when the power failed.
         """
-        text = self.raw.rstrip(b"\r\n").rstrip(b"\0")
+        line, reason = self.raw.rstrip(b"\r\n"), self.reason
+        text = line.rstrip(b"\0")
         if not text:
             return True
-        cut = "truncated" in self.reason or self.reason.endswith(f"(byte {len(text)})")
+        if len(text) < len(line):
+            try:
+                decode(text)
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                reason = str(error)
+            else:
+                return True  # only the end of the line did not reach the disk
+        cut = "truncated" in reason or reason.endswith(f"(byte {len(text)})")
         return text.startswith(b"{") and cut and not _is_whole(text)
 
     def error(self, path: Path) -> TelemetryError:
         return TelemetryError(
             f"{path}, line {self.number}: not a telemetry line ({self.reason}); expected one JSON object such as "
             '{"type": "step", "step": 5, "loss": 2.1}. Repair or remove that line by hand.'
+            + further_damage(path, self.number, _readable)
         )
 
     def notice(self, path: Path) -> str:
         return f"{path.name}, line {self.number}: unfinished ({len(self.raw)} bytes), as a crash leaves it; not read"
+
+
+def _readable(raw: bytes) -> bool:
+    try:
+        decode(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _is_whole(text: bytes) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from helpers import python, tree
 
 import workbench as wb
-from workbench.errors import ExperimentError
+from workbench.errors import CheckpointError, ExperimentError
 from workbench.trace import read
 
 # ---------------------------------------------------------------------------------------------- what a user would write
@@ -108,7 +108,7 @@ def test_a_fresh_process_replays_by_the_factory_that_the_user_names(recorded):
     options = ("--factory", "test_own_loop:build", "--trace-dir", path.parent / "there")
     done = python("-m", "workbench", "replay", path, "--step", "13", *options)
     assert done.returncode == 0, done.stderr
-    assert "Step 13 is exact: all 13 recorded items" in done.stdout
+    assert "Step 13 is exact: all 14 recorded items" in done.stdout
     theirs = read(path.parent / "there" / "00000013.json")
     assert "the recording process, another one, had them too" in theirs.badges()[0][2]
     assert theirs.record.items == trace.record.items and theirs.record.rows == trace.record.rows
@@ -160,7 +160,11 @@ def test_an_experiment_that_is_another_one_is_named(recorded):
         run.replay(13, experiment=build())
     other = build(width=10)
     other.model.layers.append(nn.Linear(1, 1))
-    with pytest.raises(ExperimentError, match=r"missing \[\], unexpected \['layers.4'\]"):
+    with pytest.raises(CheckpointError, match=r"missing layers\.4\.bias, layers\.4\.weight"):
+        run.replay(13, experiment=other)
+    other = build(width=10)
+    other.model.layers[0].freeze()  # the checkpoint's weights fit
+    with pytest.raises(wb.WorkbenchError, match=r"layers\.0"):
         run.replay(13, experiment=other)
 
 

@@ -128,8 +128,11 @@ def test_a_recorder_that_performs_no_step_writes_nothing(tmp_path):
     with recorder(tmp_path / "run"):
         pass
     assert not (tmp_path / "run").exists()
-    with pytest.raises(RunError, match="nothing can be logged .* before its first step"):
-        recorder(tmp_path / "run").log_validation(1.0)
+    ended = recorder(tmp_path / "run")
+    ended.close()
+    with pytest.raises(RunError, match="nothing can be logged .* after its end"):
+        ended.log_validation(1.0)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_step_after_the_end_does_not_write_over_the_run(twelve):

@@ -6,7 +6,7 @@ Knows MLX; nothing of any particular model, data or trainer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,15 +19,18 @@ from mlx.utils import tree_flatten
 
 from . import extras
 from .errors import ExperimentError
-from .files import sha256
+from .files import canonical_json, sha256
 from .frozen import Frozen
 from .host import raw_views
+from .numbered_batch import NumberedBatch, arguments, is_number, numbers_of, spelled
 from .plain_batches import PlainBatches
 from .plain_json import plain_json
 from .trees import has_free_stride as has_free_stride
+from .trees import other_strides as other_strides
 from .trees import put_arrays as put_arrays
 from .trees import replace_arrays as replace_arrays
 from .trees import row_major as row_major
+from .trees import settled as settled
 from .trees import state_arrays as state_arrays
 
 Batch = tuple[mx.array, ...]
@@ -80,6 +83,9 @@ class Experiment:
             `optimizer`, and returns the loss; performed in place of the built-in step (see `own_step`).
         extra: what else the step reads and changes, by name: a tree (dict or list) of arrays, a module, or an object
             with `state_dict()` and `load_state_dict(state)` (see `extras`).
+
+    Attributes:
+        relaid: shapes of the parameters, by path, that `prepare` had to make row-major.
     """
 
     model: nn.Module
@@ -90,6 +96,7 @@ class Experiment:
     step_fn: Callable[..., Any] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     frozen: Frozen = field(init=False, repr=False, compare=False)
+    relaid: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampler, Sampler):
@@ -110,16 +117,21 @@ class Experiment:
         self.frozen = Frozen(self.model)
 
     def prepare(self) -> None:
-        """Brings the state into the form that a restored one has: initialised, evaluated, and row-major.
+        """Brings the state into the form that a restored one has: initialised, evaluated, and laid out as a checkpoint
+        can say it.
 
-        MLX picks matmul kernels by memory layout, so a parameter that starts as a transposed view would give other bits
-        than the same parameter read back from a file.
+        MLX picks matmul kernels by memory layout. A transposed view stays one (`trees.layout`), for a loop without a
+        recorder would use it so; what has gaps, or an axis of length 1, becomes row-major.
         """
         ensure_initialised(self.optimizer, self.model)
         for tree in (self.model, self.optimizer.state, *extras.trees(self.extra)):
-            rows = {path: row_major(leaf) for path, leaf in state_arrays(tree).items()}
-            mx.eval(rows)
-            put_arrays(tree, rows)
+            arrays = state_arrays(tree)
+            mx.eval(arrays)
+            laid = {path: settled(leaf) for path, leaf in arrays.items()}
+            mx.eval(laid)
+            put_arrays(tree, laid)
+            if tree is self.model:
+                self.relaid |= {path: leaf.shape for path, leaf in arrays.items() if other_strides(leaf, laid[path])}
         leaves: dict[str, Any] = dict(tree_flatten(self.optimizer.state))
         if odd := sorted(path for path, leaf in leaves.items() if not isinstance(leaf, mx.array)):
             raise ExperimentError(
@@ -163,10 +175,10 @@ def ensure_initialised(optimizer: optim.Optimizer, model: nn.Module) -> None:
 
 
 def as_batch(batch: Any) -> Batch:
-    """A batch as a tuple of row-major MLX arrays.
+    """A batch as a tuple of row-major MLX arrays; a `NumberedBatch` if it has numbers of Python or numpy.
 
     Args:
-        batch: an array, or a tuple or list of arrays (MLX or numpy).
+        batch: an array, or a tuple or list of arrays (MLX or numpy) and numbers.
 
     Raises:
         ExperimentError: it holds something else.
@@ -177,10 +189,15 @@ def as_batch(batch: Any) -> Batch:
             f"the batch holds a {type(batch).__name__}; expected its arrays alone, in the order of the arguments of "
             f"the step or loss function, which gets them one by one: recorder.step(({names}))"
         )
-    parts: Iterable[Any] = batch if isinstance(batch, (tuple, list)) else (batch,)
+    parts: list[Any] = arguments(batch) if isinstance(batch, NumberedBatch) else _parts(batch)
     arrays = tuple(row_major(_as_array(part)) for part in parts)
     mx.eval(arrays)
-    return arrays
+    numbers = {place: part for place, part in enumerate(parts) if is_number(part)}
+    return NumberedBatch(arrays, numbers) if numbers else arrays
+
+
+def _parts(batch: Any) -> list[Any]:
+    return list(batch) if isinstance(batch, (tuple, list)) else [batch]
 
 
 def _as_array(part: Any) -> mx.array:
@@ -195,12 +212,14 @@ def _as_array(part: Any) -> mx.array:
 
 
 def batch_hash(batch: Batch) -> str:
-    """SHA-256 over dtype, shape and raw bytes of each array, in order."""
+    """SHA-256 over dtype, shape and raw bytes of each array, in order; and over the numbers, if there are any."""
 
     def chunks() -> Iterator[bytes | memoryview]:
         for array, view in zip(batch, raw_views(batch), strict=True):
             yield f"{array.dtype}{array.shape}".encode()
             yield view.data if view.size else b""
+        if numbers := numbers_of(batch):
+            yield canonical_json(spelled(numbers))
 
     return sha256(chunks())
 

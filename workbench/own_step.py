@@ -18,6 +18,7 @@ from mlx.utils import tree_map
 
 from .capture import Capture, function_calls
 from .errors import ExperimentError
+from .numbered_batch import arguments
 
 if TYPE_CHECKING:
     from .experiment import Batch, Experiment
@@ -85,7 +86,7 @@ def perform(
     watched.apply_gradients = lambda *args, **kwargs: noting(applied, ordinary, *args, **kwargs)
     try:
         with operations, Capture(model, layers) as capture, function_calls(optim, "clip_grad_norm", clip):
-            returned = experiment.step_fn(*batch)
+            returned = experiment.step_fn(*arguments(batch, compiled=experiment.options.compile))
     finally:
         del watched.apply_gradients  # the method of the class again
     if len(applied) != 1:

@@ -7,7 +7,6 @@ array (a tuple, an object, a closure) is neither trained nor saved. Knows MLX an
 from __future__ import annotations
 
 import copy
-import dis
 import functools
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,6 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .host import raw_views
+from .object_graph import class_names, globals_used, ours, slots
 from .trees import state_arrays
 
 Found = tuple[str, Any, tuple[Any, Any] | None]
@@ -90,13 +90,27 @@ def _children(path: str, value: Any) -> Iterator[Found]:
     elif isinstance(value, types.FunctionType):
         if value.__module__.partition(".")[0] not in _FOREIGN:
             yield from ((f"{dot}{name}", item, place) for name, item, place in _of_function(value))
-    elif not isinstance(value, (type, types.ModuleType)) and type(value).__module__.partition(".")[0] not in _FOREIGN:
+    elif isinstance(value, type):
+        if ours(value.__module__):
+            yield from ((f"{dot}{name}", vars(value)[name], (value, name)) for name in _class_values(value))
+    elif not isinstance(value, types.ModuleType) and type(value).__module__.partition(".")[0] not in _FOREIGN:
         yield from _attributes(dot, value)
 
 
 def _attributes(dot: str, value: Any) -> Iterator[Found]:
     held = getattr(value, "__dict__", {})
-    return ((f"{dot}{key}", item, (held, key)) for key, item in list(held.items()))
+    yield from ((f"{dot}{key}", item, (held, key)) for key, item in list(held.items()))
+    kind: Any = type(value)
+    for name in slots(kind):
+        if hasattr(value, name):
+            yield f"{dot}{name}", getattr(value, name), (value, name)
+    for one in kind.__mro__:
+        if ours(one.__module__):
+            yield f"{dot}{one.__name__}", one, None
+
+
+def _class_values(kind: type) -> list[str]:
+    return [name for name in class_names(kind) if not callable(vars(kind)[name])]
 
 
 def _of_function(function: types.FunctionType) -> Iterator[Found]:
@@ -107,17 +121,10 @@ def _of_function(function: types.FunctionType) -> Iterator[Found]:
         except ValueError:  # not assigned yet
             continue
     yield from ((f"default {number}", item, None) for number, item in enumerate(function.__defaults__ or ()))
-    for name in _globals_read(function.__code__):
+    yield from ((key, item, (function.__dict__, key)) for key, item in function.__dict__.items())
+    for name in globals_used(function.__code__):
         if name in function.__globals__:
             yield name, function.__globals__[name], (function.__globals__, name)
-
-
-@functools.lru_cache(maxsize=1024)
-def _globals_read(code: types.CodeType) -> tuple[str, ...]:
-    """Names of the global variables that a function's code reads, with the functions written inside it."""
-    own = [str(one.argval) for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
-    inner = [name for one in code.co_consts if isinstance(one, types.CodeType) for name in _globals_read(one)]
-    return tuple(dict.fromkeys(own + inner))
 
 
 class Surroundings:
@@ -144,6 +151,8 @@ class Surroundings:
             holder, key = place
             if isinstance(holder, types.CellType):
                 holder.cell_contents = self._then[path]
+            elif isinstance(key, str) and not isinstance(holder, Mapping):
+                setattr(holder, key, self._then[path])
             else:
                 holder[key] = self._then[path]
 

@@ -10,7 +10,9 @@ a recorder are in `recording`. Knows the core and the folder's layout; nothing o
 
 from __future__ import annotations
 
+import functools
 import logging
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,18 +37,24 @@ from .experiment import (
     read_cursor,
     set_random_key,
 )
+from .hyperparameters import describe_optimizer
+from .interrupts import Interrupted
 from .manifest import DataFile, Manifest
+from .objections import other_dtypes
 from .observe import Observation, measure_alongside, observe
+from .ranks.crew import crew_here
+from .ranks.rank_writer import writer
+from .ranks.world import anywhere
 from .rate_scale import scale_constants, scale_schedules
 from .recording import failed_writes, terms
 from .recording.continuation import Continuation, continuation, origin, take_up
 from .recording.draws import Draws
 from .recording.judgement import Judge
 from .recording.python_values import PythonValues
+from .recording.relaid import Relaid
 from .recording.remembered import Remembered
 from .recording.repeated import Repeated
 from .recording.rollback import rollback
-from .recording.run_writer import RunWriter
 from .recovery import Recovery, Row
 from .run import Run, refuse_existing
 from .selfcheck import SelfCheck
@@ -73,7 +81,9 @@ class Recorder:
         clip, accumulate, deterministic: see `StepOptions`.
         compile: run the step through `mx.compile`, which reads Python values once. None: unless it is a `step_fn`.
         self_check: perform the first step twice, and draw the second batch twice, to see that a replay of them has the
-            same bits; costs one step, one compilation and two batches. False: record what can't be replayed, too.
+            same bits; costs one step, one compilation and two batches, and a second step if the first changed something
+            beside the state. All that the step can reach is put back as one step left it; where it can't be, the step
+            is not performed twice, and a warning says "unverified". False: record what can't be replayed, too.
         batch_budget: bytes that the batches of a sampler without a cursor may take in the run's folder.
         save_every: a checkpoint each so many steps; 0: only the first and the last state. Written while training goes
             on: it holds the state in memory until it is on the disk, and a third waits until the first of two is. One
@@ -90,6 +100,9 @@ class Recorder:
         resume: True: go on from the last checkpoint; a number: from the checkpoint of that step. A loop that hands over
             its batches itself may begin them again: those that the run has used are compared, and not trained on again;
             meanwhile `step` returns the losses that were logged, and `step_number` stays that of the checkpoint.
+        begins_again: whether a loop that hands over its batches itself, resumed, begins them again (True), or goes on
+            with the batch of step `step_number + 1` (False), drawing from the random state that the last step left.
+            None: its first batch tells, and where that can't tell it is refused.
         fork: start from a state of another run (`workbench.fork_point`), which is left as it is.
         factory, arguments: "module:function" and JSON arguments that rebuild the experiment, for replays from the
             command line. Without it a replay needs the experiment passed, or the script that records named.
@@ -132,6 +145,7 @@ class Recorder:
         black_box: int = LIMIT,
         auto_rollback: Recovery | str = "warn",
         resume: bool | int = False,
+        begins_again: bool | None = None,
         fork: ForkPoint | None = None,
         factory: str | None = None,
         arguments: dict[str, Any] | None = None,
@@ -154,8 +168,10 @@ class Recorder:
                 "auto_rollback is on, and goes back to batches that were drawn already; expected a sampler with "
                 "state_dict() and load_state_dict(cursor), which can draw them again"
             )
+        # The link to the other ranks of a data-parallel run; None: there are none.
+        self._crew = crew_here(self.experiment, self.path, recovery.mode == "on")
         self.unstable: str | None = None
-        self._told = 0
+        self._told = 0 if self._crew is None or self._crew.leads else TOLD  # rank 0 tells for all
         self.rolled_back: int | None = None
         self.rate_factor = 1.0
         self._terms = terms.Terms(
@@ -168,8 +184,10 @@ class Recorder:
             parent=None if fork is None else fork.parent,
         )
         self._resume, self._judge, self._row = resume, Judge(spikes, recovery), Row()
-        self._out = RunWriter(self.path, self._terms, black_box, time.time())
+        self._begins_again, self._goes_on_in = begins_again, 0  # the latter is a thread's number
+        self._out = writer(self.path, self._terms, black_box, time.time(), self._crew)
         self._copy_to = None if copy_telemetry_to is None else Path(copy_telemetry_to)
+        self._validated: list[float] = []  # before the first step, which opens the telemetry
         self._whole = True  # the state in memory is that of step_number, not of a step cut off half-way
         self._ended = False
         self.step_number = 0
@@ -179,9 +197,10 @@ class Recorder:
         self._found: Continuation | None = None  # by a resume
         self._edited = False  # the state between a resume and the first step after it
         self._repeated: Repeated | None = None  # batches, by a loop that begins them again
+        self._check: SelfCheck | None = None  # of the step before
         if resume is False:
             refuse_existing(self.path)
-            self._stepper = measure_alongside(Stepper(self.experiment))  # prepares it
+            self._stepper = measure_alongside(Stepper(self.experiment), hold=True)  # prepares it
             sampler = self.experiment.sampler
             if fork is not None:
                 snapshot.restore(self.experiment, fork.state)
@@ -199,6 +218,8 @@ class Recorder:
                 self._out.unlock()  # a second attempt may follow while this one's traceback is still shown
                 raise
         self._values = PythonValues(self.experiment)
+        self._asked = False
+        self._relaid = Relaid()
 
     def __enter__(self) -> Recorder:
         return self
@@ -215,6 +236,11 @@ class Recorder:
             self._out.close()
             if kind is None and self._repeated is not None and (unfinished := self._repeated.unfinished()):
                 warnings.warn(unfinished, stacklevel=2)
+            if kind is None and self._validated:
+                warnings.warn(
+                    f"validation losses {self._validated} are not in {self.path}: no step was performed after them",
+                    stacklevel=2,
+                )
             return
         try:
             self._out.saves.checkpointer.wait()
@@ -230,6 +256,17 @@ class Recorder:
         finally:
             if (said := self._out.close()) is not None:
                 warnings.warn(said, stacklevel=2)
+            if self._crew is not None and kind is not None and issubclass(kind, Interrupted):
+                self._crew.end()
+
+    @property
+    def step_number(self) -> int:
+        self._asked = True
+        return self._step_number
+
+    @step_number.setter
+    def step_number(self, number: int) -> None:
+        self._step_number = number
 
     @property
     def manifest(self) -> Manifest:
@@ -258,10 +295,12 @@ class Recorder:
         arrays = as_batch(batch)
         if self._ended:
             raise RunError(f"the recording of {self.path} has ended; go on with a new Recorder and resume=True")
-        if self._repeated is not None and (logged := self._repeated.take(arrays)) is not None:
+        if self._repeated is not None and (logged := self._repeated.take(arrays, asked=self._asked)) is not None:
             return logged
         self.rolled_back = None
         start = self._start() if self._out.logbook is None else None
+        if start is not None and self._crew is not None:
+            start = self._crew.begin(start, start.lanes(self._out.method), self._facts())
         first = start is not None and self._resume is False
         edits = Edits() if first else self._left.edits(self.experiment, self._draws.key())
         if (other := self._draws.instead(self.step_number + 1)) is not None:
@@ -272,12 +311,23 @@ class Recorder:
         if start is not None:
             for changed in self._values.at_first_step(self.step_number):
                 warnings.warn(changed, stacklevel=2)
-        check = SelfCheck(self._stepper, start, before) if start is not None and self._self_check else None
+        checked = self._check if self._check is not None and self._check.outside and self._crew is None else None
+        before_step = None if checked is None else snapshot.capture(self.experiment, self.step_number, cursor)
+        check = self._check = self._self_checking(start, before)
         self._whole = False
         result = self._stepper(arrays)
+        if (said := self._relaid.notice(self._stepper.relaid)) is not None:
+            log.warning(said)
         if check is not None:
             check.first(arrays, result, cursor, self._out.method)
+        elif start is not None and (said := other_dtypes(start, self.experiment)):
+            warnings.warn(f"step {start.step + 1} can't be replayed, nor any after it: {said}", stacklevel=2)
+        if checked is not None and before_step is not None:
+            checked.second(before_step, arrays, result, cursor, self._out.method)
         if start is not None:
+            if self._crew is not None:
+                after = snapshot.capture(self.experiment, self.step_number + 1, cursor)
+                self._crew.compare(after.lanes(self._out.method))
             self._begin(start)
             if self._self_check or self.experiment.options.compile:
                 self._values.leave_out_changed()  # by the step itself: told already, or only when it is traced
@@ -287,16 +337,24 @@ class Recorder:
         seen = observe(self._stepper, arrays, result, cursor, self._out.method)
         if said := self._draws.store(seen.batch_hash, arrays, self.step_number):  # before the line that names it
             warnings.warn(said, stacklevel=2)
-        self._log(seen, {} if before is None else {"before": before})
+        more = {} if before is None else {"before": before}
+        if self._crew is not None:
+            seen = self._crew.share(seen, cursor, self._left.rng, more)
+        self._log(seen, more)
+        if self._crew is not None:
+            self._crew.refuse_diverged(self.step_number)
         self._save_before(seen)
         self._lanes, self._whole = seen.state, True
         if self.unstable is not None and self._terms.recovery.mode == "on" and self._roll_back():
             return Loss(result.loss)
         due = bool(self._terms.save_every) and self.step_number % self._terms.save_every == 0
         if due or self._out.saves.wants(self.step_number):  # one capture for both
-            held = Held(self._captured(), self.segment, self._lanes)
+            held = Held(self._captured(seen), self.segment, self._lanes)
             self._out.saves.hold(held)
-            if due and (said := self._draws.sync(self.step_number)):
+            said = self._draws.sync(self.step_number) if due else None
+            if due and self._crew is not None:
+                said = self._crew.stored(said, self.step_number)
+            if said:
                 warnings.warn(said, stacklevel=2)
             elif due:
                 self._out.saves.save(held, self.manifest)
@@ -305,11 +363,23 @@ class Recorder:
             self._tell_of_values()
         return Loss(result.loss)
 
+    def _self_checking(self, start: State | None, before: Edits | None) -> SelfCheck | None:
+        """What checks the first step, if that is next."""
+        return SelfCheck(self._stepper, start, before, anywhere) if start is not None and self._self_check else None
+
     def log_validation(self, loss: float) -> None:
-        """Logs a validation loss beside the last step."""
+        """Logs a validation loss of the state as it is: beside the last step, or of state 0 (after a resume, of the
+        checkpoint's) before the first one; then its line is written with that of the first step.
+
+        Raises:
+            RunError: the recording has ended.
+        """
         if self._passing:
             return  # it was logged
-        self._out.append(type="val", step=self.step_number, val_loss=json_float(loss))
+        if self._out.logbook is None and not self._ended:
+            self._validated.append(loss)
+        else:
+            self._out.append(type="val", step=self._step_number, val_loss=json_float(loss))
 
     def _roll_back(self) -> bool:
         """Goes back from the unstable step just logged. Returns whether: training goes on where that can't be written.
@@ -395,8 +465,10 @@ class Recorder:
         drawn = self._draws.drawn
         cursor = read_cursor(self.experiment.sampler) if drawn is None else drawn.cursor
         state = snapshot.capture(self.experiment, self.step_number, cursor, self._draws.key())
-        self._out.add_segment(self.step_number)
         lanes = state.lanes(self._out.method)
+        if self._crew is not None:
+            state = self._crew.moved(state, lanes)
+        self._out.add_segment(self.step_number)
         self._out.append_meta(state.step, lanes)
         self._draws.cursor, self._left.rng = cursor, state.rng
         self._left.keep_rates(self.experiment)
@@ -412,7 +484,8 @@ class Recorder:
         if self._resume is False:
             refuse_existing(self.path)  # another process may have begun it meanwhile
             self.experiment.prepare()  # again: weights may have been loaded since
-        drawn_by_loop = random_key() if self._passing else None  # after the state was restored: no part of it
+        # After the state was restored: no part of it. The random state is a thread's own.
+        drawn_by_loop = random_key() if self._passing or self._goes_on_in == threading.get_ident() else None
         if self._left.rng is not None:  # the random state is a thread's own, and this is the one that trains
             set_random_key(self._left.rng if self._draws.drawn is None else self._draws.drawn.key_after)
         state = snapshot.capture(self.experiment, self.step_number, self._draws.place, self._draws.key())
@@ -421,7 +494,7 @@ class Recorder:
         if drawn_by_loop is not None:
             set_random_key(drawn_by_loop)
         left = self._left.as_left(state)
-        self._edited = left.lanes(self._out.method) != self._lanes
+        self._edited = anywhere(left.lanes(self._out.method) != self._lanes)
         if not self._edited:
             return left
         self._left.keep_rates(self.experiment)
@@ -429,7 +502,7 @@ class Recorder:
 
     def _begin(self, start: State) -> None:
         """After the first step, which found the layers' order: manifest, checkpoint 0, the telemetry's first line."""
-        lanes = start.lanes(self._out.method)
+        lanes, again = start.lanes(self._out.method), self._passing
         if self._resume is False:
             self._out.create(self.experiment, self._stepper, start, self.rate_factor)
         else:
@@ -438,12 +511,15 @@ class Recorder:
                 self._out.saves.know(self._found.boxed, self._found.finite)
             if self._edited:  # as `open_segment`
                 self._save_now(start, lanes)
+        for loss in () if again else self._validated:  # of a loop that began again: the run's first, logged then
+            self._out.append(type="val", step=start.step, val_loss=json_float(loss))
+        self._validated = []
         self._out.saves.box.hold(Held(start, self.segment, lanes))
 
     # ---- going on
 
     def _reopen(self, resume: bool | int) -> None:
-        run = self._out.reopen()
+        run, key = self._out.reopen(), random_key()
         start, newest = origin(run, resume), run.manifest.segments[-1].segment
         self._stepper, state = take_up(run, start, self.experiment)
         self.step_number, self._draws.cursor = start.step, read_cursor(self.experiment.sampler)
@@ -459,7 +535,12 @@ class Recorder:
         self._judge.warm_up(run, self.segment, self.step_number)
         self._row, self._draws.left_out = found.row, set(found.left_out)
         if self._draws.handed_over:
-            self._repeated = Repeated(run, newest, start.step, lambda: snapshot.restore(self.experiment, state))
+            if self._begins_again is not False or start.step == run.manifest.segments[0].start:
+                set_random_key(key)  # a loop that begins again draws from what its script begins with
+            else:
+                self._goes_on_in = threading.get_ident()
+            back = functools.partial(snapshot.restore, self.experiment, state)
+            self._repeated = Repeated(run, newest, start.step, back, self._begins_again)
 
     @property
     def _passing(self) -> bool:
@@ -486,9 +567,19 @@ class Recorder:
         needed = self.unstable is not None and self._terms.recovery.mode == "on"
         self._out.saves.before_spike(self.manifest, float(seen.loss), float(seen.grad_norm), rule, needed=needed)
 
-    def _captured(self) -> State:
-        """The state that the last step left, if nothing has changed it since."""
-        return snapshot.capture(self.experiment, self.step_number, self._draws.cursor, self._left.rng)
+    def _captured(self, seen: Observation | None = None) -> State:
+        """The state that the last step left, if nothing has changed it since; `seen` found its arrays."""
+        found = None if seen is None else seen.arrays
+        state = snapshot.capture(self.experiment, self.step_number, self._draws.cursor, self._left.rng, found)
+        return state if self._crew is None else self._crew.whole(state)
+
+    def _facts(self) -> dict[str, Any]:
+        """What all ranks of a data-parallel run have to have in common."""
+        again = {} if self._resume is False else {"the run": self.manifest.run, "the segment": self.segment}
+        return again | {
+            "the optimizer": describe_optimizer(self.experiment.optimizer),
+            "the step's options": msgspec.to_builtins(self.experiment.options),
+        }
 
     def _save_now(self, state: State, lanes: dict[str, str] | None = None) -> bool:
         """Has it saved as the checkpoint of the last step, and waits until it is durable. Returns whether it is."""

@@ -2,30 +2,40 @@
 
 The first step is performed once more, as a replay would do it: the state restored, its batch drawn again, the step
 traced anew. Every bit of its loss, gradients and state must be the same; the training then goes on from that state,
-which has the bits of the first. At the second step the batch is drawn again. The cost is one step and one more
-compilation, and two batches. Knows experiments and steps; nothing of folders or recorders.
+which has the bits of the first. All that the step can reach beside the state is put back as the first performance left
+it (`deep_snapshot`); where that is not possible the step is not performed twice, and the check says "unverified". Where
+the first step changed something outside, the second is performed once more without it, for a replay of it would begin
+without. At the second step the batch is drawn again. The cost is one step and one more compilation, and two batches.
+Knows experiments and steps; nothing of folders or recorders.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import mlx.nn as nn
-
+from .contents import Held
+from .deep_snapshot import DeepSnapshot, Opaque
 from .errors import ExperimentError
-from .experiment import Batch, Experiment, random_key, state_arrays
+from .experiment import Batch, put_arrays, put_kept, random_key
 from .fingerprint import fingerprint
+from .objections import of_moved_on, of_numbers, reason_of, refuse_draws, refuse_other_dtypes, tell
 from .observe import edit, observe
+from .outside_state import everything_outside, named, of_sampler, outside
 from .plain_batches import PlainBatches
-from .reachable import Found, Surroundings, unseen, visit
+from .reachable import Surroundings
 from .redrawing import Generators, draw_again, refuse_other_cursor
 from .snapshot import State, capture, restore
+from .standins import Touched, other_threads, some, without_counting
 from .step import Stepper, StepResult
 from .telemetry import Edits
 
-_SHOWN = 6  # names in a sentence
+
+class Outcome(NamedTuple):
+    """Of performing a step again: the items that were others, and why it could not be tried; None: it was."""
+
+    unlike: list[str]
+    doubt: str | None = None
 
 
 class SelfCheck:
@@ -35,78 +45,90 @@ class SelfCheck:
         stepper: will perform it.
         start: the state that it starts from, with cursor and random state as before its batch was drawn.
         edits: what the loop changed in that state since it was left, which a replay changes too.
+        anywhere: whether something holds in any of the processes that perform the step together.
+
+    Attributes:
+        outside: what the first step changed beside its state: a replay of a later one begins without that.
     """
 
-    def __init__(self, stepper: Stepper, start: State, edits: Edits | None) -> None:
-        self._stepper, self._start, self._edits = stepper, start, edits
-        self._around = self._surroundings()
-        self._generators = Generators()
-
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(lambda: outside(self._stepper.experiment))
+    def __init__(
+        self, stepper: Stepper, start: State, edits: Edits | None, anywhere: Callable[[bool], bool] = bool
+    ) -> None:
+        self._stepper, self._start, self._edits, self._anywhere = stepper, start, edits, anywhere
+        self._values = Surroundings(lambda: outside(self._stepper.experiment))
+        self._before, self._generators = everything_outside(stepper.experiment), Generators()
+        self._key = random_key()
+        caches = [one.value for one in self._before.opaque.values() if one.what == "cache"]
+        self._misses = {id(one): one.cache_info().misses for one in caches}
+        self.outside: list[str] = []
 
     def first(self, batch: Batch, result: StepResult, cursor: dict[str, Any], method: str) -> None:
-        """After the first step. Leaves the experiment as that left it, bit for bit, with the Python values and arrays
-        around it, and warns of what may break later.
+        """After the first step. Leaves the experiment as that left it, bit for bit, with all around it that the step
+        can reach, and warns of what may break later.
 
         Raises:
             ExperimentError: a replay would not give the same bits. The experiment is at its start again then.
         """
         experiment = self._stepper.experiment
-        moved = self._generators.moved()
-        varying = not experiment.options.deterministic
-        left = capture(experiment, self._start.step + 1, cursor) if varying else None
+        moved, values, others = self._generators.moved(), self._values.changed(), self._before.changed()
+        changed = [*values, *named(others, values)]
         seen = _evidence(self._stepper, batch, result, cursor, method)
-        changed, after = self._around.changed(), self._surroundings()
         try:
-            if moved and experiment.options.compile:
-                raise ExperimentError(
-                    f"it draws from {' and '.join(moved)} (or another thread did meanwhile), and a compiled step "
-                    "does so once, when it is traced; draw from mx.random, or in the sampler from a generator that "
-                    "its cursor describes"
-                )
-            again = Stepper(experiment, self._stepper.layers)
-            drawn = self._drawn_again(batch, cursor)
-            key = random_key()
-            found = _evidence(again, drawn, again(drawn), cursor, method)
-            unlike = [name for name in seen if found[name] != seen[name]]
-            if unlike and not varying:
-                raise ExperimentError(_reason(unlike, moved, list(changed)))
-            numbers = [name for name, values in changed.items() if type(values[1]) in (int, float)]
+            refuse_draws(moved, others, compiled=experiment.options.compile)
+            refuse_other_dtypes(self._start, experiment)
+            around = everything_outside(experiment)
+            doubt = _doubt(around, others, moved)
+            if self._anywhere(doubt is not None) and doubt is None:
+                doubt = "in another of the processes that train together it could not be"
+            outcome = Outcome([], doubt) if doubt else self._again(around, seen, batch, cursor, method)
+            if outcome.unlike and experiment.options.deterministic:
+                raise ExperimentError(reason_of(outcome.unlike, moved, changed))
+            numbers = [name for name, pair in values.items() if type(pair[1]) in (int, float)]
             if numbers and not experiment.options.compile:
-                raise ExperimentError(_of_numbers(numbers, changed))
+                raise ExperimentError(of_numbers(numbers, values))
         except ExperimentError as error:
+            put_arrays(experiment.model, self._start.weights)  # first: where a dtype changed `restore` would refuse
+            put_kept(experiment, self._start.optimizer)
             self._restore()
-            self._around.put_back()
+            self._before.put_back()
+            self._generators.put_back()
             raise ExperimentError(
                 f"step {self._start.step + 1} can't be replayed: {error}. (self_check=False records it all the same)"
             ) from error
-        after.put_back()  # performed once, the step would have left these
-        if unlike:
-            assert left is not None
+        # A compiled step looks at no container again after it is traced, as a replay of it does.
+        lasting = list(values) if experiment.options.compile else changed
+        tell(experiment.model, *outcome, self._start.step + 1, lasting, drew=random_key() != self._key)
+        if not outcome.doubt and not outcome.unlike and not experiment.options.compile:
+            self.outside = [*changed, *moved, *self._filled()]
+
+    def _filled(self) -> list[str]:
+        """Caches that have entries since: a replay that starts later fills them later, from another state."""
+        caches = [one for one in self._before.opaque.values() if one.what == "cache"]
+        return [
+            f"{one.path} (a cache)" for one in caches if one.value.cache_info().misses > self._misses[id(one.value)]
+        ]
+
+    def _again(
+        self, around: DeepSnapshot, seen: dict[str, Any], batch: Batch, cursor: dict[str, Any], method: str
+    ) -> Outcome:
+        """Performs the first step again, and leaves all as it was.
+
+        Raises:
+            ExperimentError: it moves on what no checkpoint holds, or its batch is not drawn again.
+        """
+        experiment, found = self._stepper.experiment, around.opaque.values()
+        needed = not experiment.options.deterministic or around.large or any(one.what != "cache" for one in found)
+        left = capture(experiment, self._start.step + 1, cursor) if needed else None
+
+        def perform() -> dict[str, Any]:
+            again = Stepper(experiment, self._stepper.layers)
+            drawn = self._drawn_again(batch, cursor)
+            return _evidence(again, drawn, again(drawn), cursor, method)
+
+        outcome = _tried(around, seen, perform)
+        if left is not None and (outcome.doubt or outcome.unlike):
             restore(experiment, left)
-            _warn(
-                f"step {left.step} gave other bits when it was performed again ({_some(unlike)}), as stock "
-                "operations may on this device: no step of this run can be expected to replay exactly. Leave "
-                "deterministic=False out"
-            )
-        if changed:
-            _warn(
-                f"the step changes what no checkpoint holds: {_some(changed)}. The first step does not depend on it; "
-                "if a later one does, it will not replay: then hand it to the recorder as `extra`"
-            )
-        if (drawing := _drawing(experiment.model)) and random_key() == key:
-            _warn(
-                f"the model has layers that draw random numbers ({_some(drawing)}), and the step drew none: they are "
-                "not used, or stand in a function compiled before without mx.random.state among its inputs and "
-                "outputs. Then every step has the same mask, and another process another one"
-            )
-        if hidden := unseen(experiment.model):
-            _warn(
-                f"{len(hidden)} {'array is' if len(hidden) == 1 else 'arrays are'} reachable from the model but not in "
-                f"parameters(): {_some(hidden)}. MLX looks into modules, dicts and lists only: these are not "
-                "trained, and in no checkpoint. Keep layers in a list, and constants under a name that starts with _"
-            )
+        return outcome
 
     def _restore(self) -> None:
         restore(self._stepper.experiment, self._start)
@@ -116,45 +138,99 @@ class SelfCheck:
     def _drawn_again(self, batch: Batch, cursor: dict[str, Any]) -> Batch:
         """At the start again: the batch as a replay would have it."""
         sampler = self._stepper.experiment.sampler
-        self._restore()
         if isinstance(sampler, PlainBatches):  # which the recorder stores
+            self._restore()
             sampler.consumed()
             return batch
+        around = of_sampler(self._stepper.experiment)
+        self._restore()
         drawn = draw_again(sampler, batch, self._start.cursor, 1, self._start.cursor)
         refuse_other_cursor(sampler, cursor)
+        if around is not None and not other_threads():
+            around.put_back()
         return drawn
 
+    def second(self, start: State, batch: Batch, result: StepResult, cursor: dict[str, Any], method: str) -> None:
+        """After the step that followed the first, if that changed something outside: performs it again without that.
 
-def outside(experiment: Experiment) -> Iterator[Found]:
-    """Arrays and plain values that a step can reach beside its state, each with path and place, and once."""
-    trained = {id(array) for array in state_arrays(experiment.model).values()}
-    seen = set()
-    for path, value, place in _reached(experiment):
-        at = (path,) if place is None else (id(place[0]), place[1])
-        if id(value) not in trained and at not in seen:
-            seen.add(at)
-            yield path, value, place
+        Args:
+            start: the state that it started from, with the cursor after its batch.
+
+        Raises:
+            ExperimentError: it depends on that, so a replay from a checkpoint would not give the same bits.
+        """
+        experiment = self._stepper.experiment
+        around, generators = everything_outside(experiment), Generators()
+        if other_threads() or _doubt(around, [], []):
+            return
+        seen = _evidence(self._stepper, batch, result, cursor, method)
+        left = capture(experiment, start.step + 1, cursor)
+
+        def begin() -> None:
+            self._before.put_back()
+            self._generators.put_back()
+
+        def perform() -> dict[str, Any]:
+            restore(experiment, start)
+            return _evidence(self._stepper, batch, self._stepper(batch), cursor, method)
+
+        outcome = _tried(around, seen, perform, begin)
+        generators.put_back()
+        restore(experiment, left)
+        if outcome.unlike and experiment.options.deterministic:
+            raise ExperimentError(
+                f"step {start.step + 1} can't be replayed: it depends on what step {start.step} changed beside its "
+                f"state, and no checkpoint holds that: {some(self.outside)}. Performed again without it, it gave other "
+                f"bits ({some(outcome.unlike)}). Hand what holds it to the recorder as `extra`: arrays in a dict, or "
+                "an object with state_dict and load_state_dict. (self_check=False records it all the same)"
+            )
 
 
-def _reached(experiment: Experiment) -> Iterator[Found]:
-    yield from visit(experiment.model, "model")
-    members = getattr(experiment.optimizer, "optimizers", None)
-    for number, optimizer in enumerate(members or [experiment.optimizer]):
-        path = f"optimizer.optimizers[{number}]" if members else "optimizer"
-        yield from visit(vars(optimizer), path, {id(optimizer.state)})
-    own = [experiment.model, experiment.optimizer, experiment.optimizer.state, experiment.sampler]
-    known = {id(one) for one in (*own, experiment.extra, *experiment.extra.values())}
-    for name, function in (("loss_fn", experiment.loss_fn), ("step_fn", experiment.step_fn)):
-        yield from visit(function, name, known)
+def _tried(
+    around: DeepSnapshot,
+    seen: dict[str, Any],
+    perform: Callable[[], dict[str, Any]],
+    begin: Callable[[], object] = lambda: None,
+) -> Outcome:
+    """Performs a step that is not to count; see `standins.without_counting`, also for the arguments.
+
+    Raises:
+        ExperimentError: it moves on what no checkpoint holds, or raised an error that the first did not.
+    """
+    touched: list[Opaque] = []
+    now = seen
+    try:
+        with without_counting(around, around.opaque.values(), keep=bool(other_threads()), begin=begin) as touched:
+            now = perform()
+    except Touched:
+        pass
+    except ExperimentError:
+        if not touched:
+            raise
+    except Exception as error:
+        if around.large and "read-only" in str(error):
+            return Outcome([], f"it changes {some(around.large)}, too large to be copied and put back")
+        if not touched:
+            said = f"performed again from the same state it raised {type(error).__name__}: {error}"
+            raise ExperimentError(said) from error
+    if moving := [one for one in touched if one.what != "unknown"]:
+        raise ExperimentError(of_moved_on(moving))
+    if touched:
+        return Outcome([], f"it uses {some(map(str, touched))}, which can't be looked into, nor put back")
+    return Outcome([name for name in seen if now[name] != seen[name]])
 
 
-def _of_numbers(names: list[str], changed: dict[str, tuple[Any, Any]]) -> str:
-    each = [f"{name} (from {changed[name][0]} to {changed[name][1]})" for name in names]
-    return (
-        f"the step changes a number that no checkpoint holds, {_some(each)}, and a later step may depend on it. Hand "
-        "what holds it to the recorder as `extra` (an object with state_dict and load_state_dict), or count in the "
-        "loop, outside of the step"
-    )
+def _doubt(around: DeepSnapshot, others: list[Held], moved: list[str]) -> str | None:
+    """Why the step must not be performed twice; None: it may be."""
+    if around.left_out:
+        return f"there is more in {some(around.left_out)} than can be looked through"
+    if fixed := [str(one) for one in around.opaque.values() if (one.fixed if one.what != "cache" else not one.places)]:
+        return f"it can reach {some(fixed)}, which can't be looked into, nor put back"
+    if sets := [one.path for one in others if one.kind.name == "set"]:
+        return f"it changes {some(sets)}, a set, whose order can't be put back"
+    if (others or moved) and (threads := other_threads()):
+        return f"what it can reach changed meanwhile, by itself or by another thread ({some(threads)})"
+    return None
 
 
 def _evidence(
@@ -162,43 +238,3 @@ def _evidence(
 ) -> dict[str, Any]:
     found = observe(stepper, batch, result, cursor, method).evidence()
     return found | {"gradients": fingerprint(result.gradients)}
-
-
-def _reason(unlike: list[str], moved: list[str], changed: list[str]) -> str:
-    said = f"performed again from the same state, on the same batch, it gave other bits ({_some(unlike)})"
-    if moved:
-        return f"{said}: it draws from {' and '.join(moved)}, which no checkpoint holds; draw from mx.random"
-    if changed:
-        return (
-            f"{said}, and it changes state that no checkpoint holds: {_some(changed)}. Hand that to the recorder "
-            "as `extra`, arrays in a dict, or keep it in the model or the optimizer"
-        )
-    if "state.rng" in unlike:
-        return (
-            f"{said}: it does not draw as many random numbers each time. A function compiled inside it draws only "
-            "when it is traced, unless mx.random.state is among its inputs and outputs; do not compile it: the step is "
-            "compiled as a whole"
-        )
-    return (
-        f"{said}, and nothing was found that changed: it depends on the time, on another thread, or on an operation "
-        "that varies from run to run (`workbench doctor` tries each)"
-    )
-
-
-def _drawing(model: nn.Module) -> list[str]:
-    """Paths of the layers that draw random numbers in training."""
-    kinds = (nn.Dropout, nn.Dropout2d, nn.Dropout3d)
-    return [
-        path
-        for path, module in model.named_modules()
-        if isinstance(module, kinds) and module.training and getattr(module, "_p_1", 0) < 1
-    ]
-
-
-def _some(names: Iterable[str]) -> str:
-    found = list(names)
-    return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
-
-
-def _warn(sentence: str) -> None:
-    warnings.warn(sentence, stacklevel=4)

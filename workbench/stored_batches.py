@@ -15,15 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 
 from .errors import DataError, ExperimentError, ReplayError
-from .experiment import Batch, Experiment, as_batch, batch_hash
-from .files import sync_file, sync_folder, temporary_beside
+from .experiment import Batch, Experiment, Sampler, as_batch, batch_hash
+from .files import canonical_json, sync_file, sync_folder, temporary_beside
+from .numbered_batch import Number, NumberedBatch, numbers_of, read, spelled
 from .plain_batches import PlainBatches
 from .run import Run
 from .snapshot import arrays_of
+from .untrusted import decode
 
 FOLDER = "batches"
+_NUMBERS = "numbers"  # key of a file's metadata: the numbers among the arrays, as `numbered_batch` spells them
 _HEADER = 128  # bytes of a safetensors header, and as many for each array, at most
 BUDGET = 4 << 30  # bytes a run: a day of small batches, and no full disk by surprise
 
@@ -76,7 +80,10 @@ class BatchStore:
         self.folder.mkdir(exist_ok=True)
         temporary = temporary_beside(path)
         try:
-            mx.save_safetensors(str(temporary), {str(number): array for number, array in enumerate(batch)})
+            arrays = {str(number): array for number, array in enumerate(batch)}
+            numbers = numbers_of(batch)
+            metadata = {_NUMBERS: canonical_json(spelled(numbers)).decode()} if numbers else None
+            mx.save_safetensors(str(temporary), arrays, metadata)
             temporary.replace(path)
         except RuntimeError as error:
             raise OSError(f"{path} can't be written: {error}") from error
@@ -103,8 +110,11 @@ class BatchStore:
             raise DataError(f"the telemetry names a batch {name!r}; expected 64 hexadecimal digits")
         path = self._path(name)
         try:
-            found = arrays_of(path.read_bytes())
-            batch = tuple(found[str(number)] for number in range(len(found)))
+            content = path.read_bytes()
+            found = arrays_of(content)
+            batch: Batch = tuple(found[str(number)] for number in range(len(found)))
+            if numbers := _numbers(content):
+                batch = NumberedBatch(batch, numbers)
         except (OSError, ValueError, KeyError) as error:
             raise DataError(
                 f"the stored batch {path} can't be read ({error}); put it back: nothing else has it"
@@ -115,6 +125,14 @@ class BatchStore:
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
+
+
+def _numbers(content: bytes) -> dict[int, Number]:
+    """The numbers of a batch, from the metadata of its file, whose header is sound."""
+    header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+    raw = bytes(decode(header, dict[str, msgspec.Raw]).get("__metadata__", b"null"))
+    text = None if raw == b"null" else decode(raw, dict[str, str]).get(_NUMBERS)  # MLX writes null where there is none
+    return {} if text is None else read(decode(text.encode(), dict[str, tuple[str, str]]))
 
 
 class StoredBatches:
@@ -146,6 +164,25 @@ class StoredBatches:
         self._step = cursor["step"]
 
 
+class WithoutNumbers:
+    """A sampler whose batches are of arrays alone, as they were in runs recorded before numbers were kept."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return tuple(as_batch(next(self._sampler)))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._sampler.state_dict()
+
+    def load_state_dict(self, cursor: dict[str, Any]) -> None:
+        self._sampler.load_state_dict(cursor)
+
+
 def with_stored_batches(run: Run, experiment: Experiment, segment: int) -> Experiment:
     """The experiment, drawing the run's stored batches if the run has them; otherwise as it is."""
     if not run.manifest.stored_batches:
@@ -154,7 +191,9 @@ def with_stored_batches(run: Run, experiment: Experiment, segment: int) -> Exper
                 f"{run.name} was recorded with a sampler that has a cursor, and the experiment has none; pass that "
                 "sampler"
             )
-        return experiment
+        if run.manifest.numbers or run.manifest.rebuild.get("kind") not in ("factory", "none"):
+            return experiment
+        return replace(experiment, sampler=WithoutNumbers(experiment.sampler))
     return replace(experiment, sampler=StoredBatches(run, segment))
 
 

@@ -70,7 +70,7 @@ def take_up(run: Run, start: Origin, experiment: Experiment) -> tuple[Stepper, S
         ExperimentError: it is not the experiment that the run recorded.
         CheckpointError: the checkpoint is damaged, or not the state that telemetry recorded.
     """
-    stepper = measure_alongside(Stepper(experiment, run.manifest.layers))  # prepares it
+    stepper = measure_alongside(Stepper(experiment, run.manifest.layers), hold=True)  # prepares it
     _refuse_another(experiment, run)
     if isinstance(experiment.sampler, PlainBatches):
         experiment.sampler.verify = verifier(run, run.manifest.segments[-1].segment)

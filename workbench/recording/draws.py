@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 from ..errors import ExperimentError
 from ..experiment import Batch, Experiment, as_batch, random_key, read_cursor
+from ..outside_state import of_sampler
 from ..plain_batches import PlainBatches
-from ..redrawing import check_cursor
+from ..redrawing import Generators, check_cursor
+from ..standins import other_threads
 from ..stored_batches import BatchStore
 from . import failed_writes
 
@@ -114,12 +116,17 @@ class Draws:
             self._first = before
         elif self._check and self._first is not None:
             start, self._first = self._first, None
+            generators, around = Generators(), of_sampler(self._experiment)
             try:
                 check_cursor(sampler, batch, before=before, after=cursor, key=self.key(), number=2, first=start)
             except ExperimentError as error:
                 raise ExperimentError(
                     f"step {number} can't be replayed: {error}. (self_check=False records it all the same)"
                 ) from error
+            if not other_threads():
+                generators.put_back()
+                if around is not None:
+                    around.put_back()
         return cursor
 
     def store(self, name: str, batch: Batch, step: int) -> str | None:

@@ -42,10 +42,10 @@ class Logbook:
         when: dict[str, Any] = {"t": round(now, 3), "elapsed_s": round(now - self._began, 3), "segment": segment}
         self.journal.put(Line(**when, **fields))
 
-    def open_process(self, segment: int, step: int, run: str, lanes: dict[str, str]) -> None:
+    def open_process(self, segment: int, step: int, run: str, lanes: dict[str, str], **more: Any) -> None:
         """The first line that this process writes; the first step is timed from here."""
         torn = {"torn_bytes": self.journal.torn_bytes} if self.journal.torn_bytes else {}
-        self.append_meta(segment, step, run, lanes, **torn)
+        self.append_meta(segment, step, run, lanes, **torn, **more)
         self._step_ended = time.perf_counter()
 
     def append_meta(self, segment: int, step: int, run: str, lanes: dict[str, str], **more: Any) -> None:

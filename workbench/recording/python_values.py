@@ -13,8 +13,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..experiment import Experiment
+from ..outside_state import outside
 from ..reachable import Found, Surroundings
-from ..selfcheck import outside
 
 _SHOWN = 6  # names that a sentence is made for each time
 

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from ..experiment import Experiment, state_arrays
+from ..experiment import Experiment
 from ..observe import learning_rates, rate_paths
 from ..snapshot import State
+from ..step import optimizer_states
 from ..telemetry import Edits
 
 
@@ -30,8 +31,10 @@ class Remembered:
     def keep_rates(self, experiment: Experiment) -> None:
         """Remembers the learning rates of this state, for the loop may set others before the next step."""
         self._rates = learning_rates(experiment)
-        found = state_arrays(experiment.optimizer.state)
-        self._rate_arrays = {path: copy.copy(found[path]) for path in rate_paths(experiment) if path in found}
+        states = zip(rate_paths(experiment), optimizer_states(experiment.optimizer), strict=True)
+        self._rate_arrays = {
+            path: copy.copy(rate) for path, one in states if (rate := one.get("learning_rate")) is not None
+        }
 
     def edits(self, experiment: Experiment, key: tuple[int, int]) -> Edits:
         """What the loop changed between two steps, of what a replay can change too.

@@ -1,7 +1,8 @@
 """A loop that hands over its batches itself and begins them again when its run is gone on with: those used are passed.
 
-Nothing is computed for them: each is held against the hash that the run logged, and its logged loss is returned. Knows
-a run and batches; nothing of steps or recorders.
+Nothing is computed for them: each is held against the hash that the run logged, its logged loss is returned, and the
+random state of MLX is the one that the step left, so that a loop which draws from it between steps draws the same.
+Knows a run and batches; nothing of steps or recorders.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Callable
 
 from ..bits import bits_float
 from ..errors import ExperimentError
-from ..experiment import Batch, batch_hash
+from ..experiment import Batch, batch_hash, random_key, set_random_key
 from ..run import Run
 from ..step import Loss
+from .random_keys import Key, left_by
 
 log = logging.getLogger("workbench")
 
@@ -28,43 +30,65 @@ class Repeated:
         last: the step whose state training goes on from.
         restore: puts the experiment in that state; called when the last batch has been passed, for the loop may have
             changed weights or drawn random numbers meanwhile, as it did before.
+        begins_again: whether the loop does, or goes on with the batch after `last`; None: its first batch tells.
 
     Attributes:
         passed: batches so far.
         ended: the next batch is to be trained on.
     """
 
-    def __init__(self, run: Run, segment: int, last: int, restore: Callable[[], None]) -> None:
+    def __init__(
+        self, run: Run, segment: int, last: int, restore: Callable[[], None], begins_again: bool | None = None
+    ) -> None:
         self._run, self._segment, self._last, self._restore = run, segment, last, restore
+        self._said, self._key = begins_again, random_key()
         self._first = run.manifest.segments[0].start + 1
-        self.passed, self.ended = 0, last < self._first
+        self.passed, self.ended = 0, last < self._first or begins_again is False
 
-    def take(self, batch: Batch) -> Loss | None:
+    def take(self, batch: Batch, *, asked: bool = False) -> Loss | None:
         """The loss that the run logged for this batch; None: it is to be trained on.
+
+        Args:
+            asked: whether the loop has asked for the step that training goes on from.
 
         Raises:
             ExperimentError: the loop began with the run's first batch, and goes on with others than the run; or the run
-                does not say which batch a step used.
+                does not say which batch a step used; or whether the loop begins again or goes on can't be told.
         """
         if self.ended:
+            self._warn_of_another(batch)
             return None
         found, step = batch_hash(batch), self._first + self.passed
-        if not self.passed and not self._begins_again(found):
+        if not self.passed and not self._begins_again(found, asked):
             self._end()
             return None
-        hashed, loss = self._logged(step)
+        hashed, loss, key = self._logged(step)
         if hashed != found:
             raise ExperimentError(
                 f"the loop began with the first batch of {self._run.path} again, but its batch for step {step} has the "
                 f"hash {found}, and the run's had {hashed}: it hands over other batches each time, so the run "
-                "can't be gone on with from its beginning. Seed what they are drawn with (random numbers of MLX that "
-                f"the loop draws between steps depend on those steps), or begin with the batch of step {self._last + 1}"
+                "can't be gone on with from its beginning. Seed what they are drawn with (mx.random.seed before the "
+                f"recorder is made), or begin with the batch of step {self._last + 1} and pass begins_again=False"
             )
         self.passed += 1
+        if key is not None:
+            set_random_key(key)
         if step == self._last:
             self._restore()
             self._end()
         return Loss(bits_float(loss))
+
+    def _warn_of_another(self, batch: Batch) -> None:
+        """Of a loop that goes on: once, if the run had used another batch before it broke off."""
+        line = self._run.line(self._last + 1, self._segment) if self._said is False else None
+        self._said = None
+        if line is not None and isinstance(line.batch_hash, str) and line.batch_hash != batch_hash(batch):
+            warnings.warn(
+                f"the batch of step {self._last + 1} is another than the one that {self._run.path} used before it was "
+                "broken off: the run goes on otherwise than it would have without a break (numbers that the loop drew "
+                "after the last checkpoint are not drawn again)",
+                stacklevel=4,
+            )
 
     def _end(self) -> None:
         self.ended = True
@@ -80,10 +104,11 @@ class Repeated:
             f"batch of step {self._last + 1}"
         )
 
-    def _begins_again(self, found: str) -> bool:
+    def _begins_again(self, found: str, asked: bool) -> bool:
         steps = range(self._first, self._run.telemetry.last_step(self._segment) + 1)
         used = [step for step in steps if (line := self._run.line(step, self._segment)) and line.batch_hash == found]
         nxt = self._last + 1
+        self._refuse_unclear(self._first in used, nxt in used, asked)
         if self._first in used:
             log.warning(
                 "The loop begins with the first batch of %s again: the batches of steps %d to %d are compared with the "
@@ -115,12 +140,43 @@ class Repeated:
             )
         return False
 
-    def _logged(self, step: int) -> tuple[str, str]:
-        """Hash of the batch of a step, and the bits of its loss."""
+    def _refuse_unclear(self, first: bool, nxt: bool, asked: bool) -> None:
+        """
+        Args:
+            first, nxt: whether the loop's first batch is the run's first, and the one after `last`.
+        """
+        if self._said and not first:
+            raise ExperimentError(
+                f"begins_again=True, but the first batch handed over is not the first of {self._run.path}: it is drawn "
+                "otherwise each time. Seed what it is drawn with before the recorder is made"
+            )
+        if self._said is None and first and asked:
+            raise ExperimentError(
+                f"the loop has asked for recorder.step_number ({self._last}), as one that goes on from there does, and "
+                f"its first batch is the first of {self._run.path}, as of one that begins again: which of the two it "
+                f"is can't be told. {self._how()}"
+            )
+        if self._said is None and not first and not nxt and random_key() != self._key:
+            raise ExperimentError(
+                f"the loop drew random numbers of MLX, and its first batch is none that {self._run.path} used: it may "
+                f"be another than a run without a break would have at step {self._last + 1}. {self._how()}"
+            )
+
+    def _how(self) -> str:
+        return (
+            "Pass begins_again=True if it hands over its batches from the run's first on (those used are passed over), "
+            "and seed them (mx.random.seed before the recorder is made); pass begins_again=False if its first batch is "
+            f"that of step {self._last + 1}, as in `for step in range(recorder.step_number, steps)`: it then draws "
+            "from the random state that the last step left"
+        )
+
+    def _logged(self, step: int) -> tuple[str, str, Key | None]:
+        """Hash of the batch of a step, the bits of its loss, and the random state that it left, if that is known."""
         line = self._run.line(step, self._segment)
         if line is None or not isinstance(line.batch_hash, str) or not isinstance(line.loss_bits, str):
             raise ExperimentError(
                 f"the telemetry of {self._run.path} does not say which batch step {step} used, or its loss, so the "
                 f"loop can't begin again; begin with the batch of step {self._last + 1}"
             )
-        return line.batch_hash, line.loss_bits
+        rng = line.state.get("rng") if isinstance(line.state, dict) else None
+        return line.batch_hash, line.loss_bits, left_by(random_key(), rng) if isinstance(rng, str) else None

@@ -10,6 +10,7 @@ import uuid
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from .. import __version__, norms
 from ..environment import numeric_environment
@@ -17,6 +18,7 @@ from ..experiment import Experiment, state_arrays
 from ..hyperparameters import describe_optimizer
 from ..manifest import Manifest, Parameter, Segment
 from ..plain_batches import PlainBatches
+from ..ranks.rank_setup import RankSetup
 from ..sources import code_of
 from ..step import Stepper
 from .terms import Terms
@@ -31,6 +33,7 @@ def first_manifest(
     start: int,
     rate_factor: float,
     fingerprint: str,
+    ranks: RankSetup | UnsetType = UNSET,
 ) -> Manifest:
     """The manifest of a new run.
 
@@ -40,6 +43,7 @@ def first_manifest(
         start: step of the first state; more than 0 in a fork.
         rate_factor: what schedules of learning rates are multiplied by.
         fingerprint: method of the fingerprints.
+        ranks: who trains together; left out: this process alone.
     """
     environment = numeric_environment()
     return Manifest(
@@ -77,7 +81,9 @@ def first_manifest(
         recovery=msgspec.to_builtins(terms.recovery),
         stored_batches=isinstance(experiment.sampler, PlainBatches),
         own_step=experiment.step_fn is not None,
+        numbers=True,
         extra=sorted(experiment.extra),
+        ranks=ranks,
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from .. import manifest as manifests
 from .. import snapshot
 from ..blackbox import BlackBox
@@ -18,6 +20,8 @@ from ..files import make_folder
 from ..fingerprint import known_method, method_here
 from ..locking import Lock
 from ..manifest import Manifest
+from ..ranks.attendance import attended
+from ..ranks.rank_setup import RankSetup
 from ..run import CHECKPOINTS, Run, refuse_existing
 from ..snapshot import State
 from ..step import Stepper
@@ -43,11 +47,13 @@ class RunWriter:
         method: of the fingerprints.
         saves: its checkpoints.
         logbook: its telemetry; None: before the first step and after the end.
+        ranks: who trains together, for the manifest; unset: this process alone.
     """
 
     def __init__(self, path: Path, terms: Terms, black_box: int, began: float) -> None:
         self.path, self._terms, self._black_box, self.began = path, terms, black_box, began
         self.manifest: Manifest
+        self.ranks: RankSetup | UnsetType = UNSET
         self.segment, self.method = 0, method_here()
         self.saves = Saves(path)
         self.logbook: Logbook | None = None
@@ -67,7 +73,7 @@ class RunWriter:
         Raises:
             RunError: there is none, or another recorder has it, or this workbench lacks the method of its fingerprints.
         """
-        run = Run(self.path)
+        run = attended(Run(self.path))
         self.lock()
         self.manifest, self.method = run.manifest, known_method(run.manifest.fingerprint, self.path)
         return run
@@ -99,6 +105,7 @@ class RunWriter:
             start=start.step,
             rate_factor=rate_factor,
             fingerprint=self.method,
+            ranks=self.ranks,
         )
         manifests.write(self.manifest, self.path)
         lanes = start.lanes(self.method)
@@ -149,10 +156,14 @@ class RunWriter:
             raise RunError(f"nothing can be logged to {self.path} before its first step or after its end")
         self.logbook.append(self.segment, **fields)
 
+    def about(self) -> dict[str, Any]:
+        """What else a meta line says of the state that a segment goes on from."""
+        return {}
+
     def append_meta(self, step: int, lanes: dict[str, str]) -> None:
         """Appends the line that says from which state a segment goes on."""
         assert self.logbook is not None
-        self.logbook.append_meta(self.segment, step, self.manifest.run, lanes)
+        self.logbook.append_meta(self.segment, step, self.manifest.run, lanes, **self.about())
 
     def troubles(self, step: int) -> Iterator[str]:
         """What could not be written since this was last asked, a sentence each. A full disk stops no training."""
@@ -183,4 +194,4 @@ class RunWriter:
         back = self._terms.recovery.back if self._terms.recovery.mode == "on" else 0
         self.saves.open(experiment, logbook.journal, self.method, self._terms.keep, back)
         self.logbook = logbook
-        logbook.open_process(self.segment, step, self.manifest.run, lanes)
+        logbook.open_process(self.segment, step, self.manifest.run, lanes, **self.about())

@@ -1,0 +1,311 @@
+"""What one object holds by itself at one moment: read, compared with what it holds later, and put back in place.
+
+Knows Python's containers, numpy, MLX arrays and generators of random numbers; nothing of experiments.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import copy
+import io
+import operator
+import random
+import types
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from .host import raw_views
+from .object_graph import MISSING, PLAIN, Names, Slots, all_plain, class_names
+
+
+class Held(NamedTuple):
+    """An object and what it held."""
+
+    path: str
+    thing: Any
+    kind: Kind
+    then: Any
+
+    def differs(self) -> bool:
+        return not self.kind.same(self.then, self.kind.read(self.thing))
+
+    def put_back(self) -> None:
+        """
+        Raises:
+            ValueError: it can't be.
+        """
+        self.kind.write(self.thing, self.then)
+        if self.differs():
+            raise ValueError(f"{self.path} can't be put back")
+
+
+class Kind(NamedTuple):
+    """How objects of one kind are read, compared and written."""
+
+    name: str
+    read: Callable[[Any], Any]
+    same: Callable[[Any, Any], bool]
+    write: Callable[[Any, Any], None]
+    size: Callable[[Any], int] = lambda thing: 0
+
+
+class StateArray:
+    """Stands for an array of the state, which is put back by itself; all are alike."""
+
+
+STATE = StateArray()
+
+
+class Kinds:
+    """How to read and write objects of every kind.
+
+    Args:
+        state: ids of the arrays of the state.
+    """
+
+    def __init__(self, state: Collection[int] = ()) -> None:
+        self._state = state
+        self._dict = Kind("dict", self._pairs, _same_pairs, _write_dict)
+        self._list = Kind("list", self._items, _same_items, _write_list)
+
+    def of(self, thing: Any) -> Kind | None:
+        """That of one object; None if it holds nothing by itself that could change."""
+        if isinstance(thing, dict):
+            return self._dict
+        if isinstance(thing, list):
+            return self._list
+        if type(thing) is tuple or id(thing) in self._state:
+            return None
+        return next((kind for kinds, kind in _SIMPLE if isinstance(thing, kinds)), None)
+
+    def _shown(self, value: Any) -> Any:
+        return STATE if id(value) in self._state else value
+
+    def _pairs(self, value: dict[Any, Any]) -> list[tuple[Any, Any]]:
+        return [(key, self._shown(item)) for key, item in _dict(value).items(value)]
+
+    def _items(self, value: list[Any]) -> list[Any]:
+        if not self._state or all_plain(value):
+            return list(list.__iter__(value))
+        return [self._shown(item) for item in list.__iter__(value)]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return one is other or (
+        one is STATE
+        and (other is STATE or isinstance(other, mx.array))
+        or type(one) is type(other)
+        and type(one) in PLAIN
+        and (one == other or one != one and other != other)
+        or type(one) is type(other) is tuple  # MLX makes new ones where it traces a step
+        and len(one) == len(other)
+        and all(_alike(a, b) or _same_arrays(a, b) for a, b in zip(one, other, strict=True))
+    )
+
+
+def _same_arrays(one: Any, other: Any) -> bool:
+    return isinstance(one, mx.array) and isinstance(other, mx.array) and same_mlx(one, other)
+
+
+def _same_items(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and (all(map(operator.is_, one, other)) or all(map(_alike, one, other)))
+
+
+def _same_pairs(one: list[tuple[Any, Any]], other: list[tuple[Any, Any]]) -> bool:
+    return len(one) == len(other) and all(_alike(a[0], b[0]) and _alike(a[1], b[1]) for a, b in zip(one, other))  # noqa: B905
+
+
+def _dict(thing: dict[Any, Any]) -> Any:
+    """The class whose methods do to a dict what those of a class of one's own may not."""
+    return collections.OrderedDict if isinstance(thing, collections.OrderedDict) else dict
+
+
+def _write_dict(thing: dict[Any, Any], then: list[tuple[Any, Any]]) -> None:
+    kept = {key: dict.get(thing, key, MISSING) if value is STATE else value for key, value in then}
+    _dict(thing).clear(thing)
+    _dict(thing).update(thing, {key: value for key, value in kept.items() if value is not MISSING})
+
+
+def _write_list(thing: list[Any], then: list[Any]) -> None:
+    now = list(thing)
+    kept = [now[at] if value is STATE and at < len(now) else value for at, value in enumerate(then)]
+    list.__setitem__(thing, slice(None), [value for value in kept if value is not STATE])
+
+
+def _write_deque(thing: collections.deque[Any], then: list[Any]) -> None:
+    thing.clear()
+    thing.extend(then)
+
+
+def _write_set(thing: set[Any], then: list[Any]) -> None:
+    # What was added is taken out one by one: another order of the elements is another one for a loop over them.
+    for extra in list(thing - set(then)):
+        thing.discard(extra)
+    thing.update(then)
+
+
+def _named(read: Callable[[Any, str], Any]) -> Callable[[Any], list[tuple[str, Any]]]:
+    return lambda part: [(name, read(part[0], name)) for name in part[1]]
+
+
+def _read_slots(part: Slots) -> list[tuple[str, Any]]:
+    if isinstance(part.owner, type):
+        return [(name, vars(part.owner)[name]) for name in class_names(part.owner)]
+    return [(name, getattr(part.owner, name, MISSING)) for name in part.names]
+
+
+def _write_slots(part: Slots, then: list[tuple[str, Any]]) -> None:
+    change: Any = type if isinstance(part.owner, type) else object
+    wanted, now = dict(then), dict(_read_slots(part))
+    for name in now.keys() | wanted.keys():
+        value = wanted.get(name, MISSING)
+        if value is MISSING and now.get(name, MISSING) is not MISSING:
+            change.__delattr__(part.owner, name)
+        elif value is not now.get(name, MISSING):
+            change.__setattr__(part.owner, name, value)
+
+
+def _write_names(part: Names, then: list[tuple[str, Any]]) -> None:
+    for name, value in then:
+        if value is MISSING:
+            part.space.pop(name, None)
+        elif part.space.get(name, MISSING) is not value:
+            part.space[name] = value
+
+
+def _read_cell(cell: types.CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return [MISSING]
+
+
+def _write_cell(cell: types.CellType, then: list[Any]) -> None:
+    if then[0] is MISSING:
+        del cell.cell_contents
+    else:
+        cell.cell_contents = then[0]
+
+
+def _write_bytes(thing: Any, then: bytes) -> None:
+    if isinstance(thing, array.array):
+        del thing[:]
+        thing.frombytes(then)
+    else:
+        thing[:] = then
+
+
+def _same_numpy(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.dtype == object:
+        return all(map(_alike, one.flat, other.flat))
+    return one.tobytes() == other.tobytes()
+
+
+def _read_mlx(value: mx.array) -> mx.array:
+    return copy.copy(value)  # a handle of its own: `a += 1` changes the other
+
+
+def same_mlx(one: mx.array, other: mx.array) -> bool:
+    """Whether two arrays have the same bits. One of a trace that is over has none: nothing can be said of it."""
+    if not _readable(one):
+        return True
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    try:
+        a, b = raw_views([one, other])
+    except (RuntimeError, ValueError):
+        return False
+    return bool(a.ctypes.data == b.ctypes.data or a.tobytes() == b.tobytes())
+
+
+def _readable(value: mx.array) -> bool:
+    try:
+        raw_views([value])
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+def _write_mlx(thing: mx.array, then: mx.array) -> None:
+    if not same_mlx(then, thing) and thing.shape == then.shape and thing.dtype == then.dtype:
+        thing[...] = then
+
+
+def _write_numpy(thing: np.ndarray, then: np.ndarray) -> None:
+    np.copyto(thing, then)
+
+
+def _read_stream(thing: Any) -> list[Any]:
+    return [MISSING] if thing.closed else [thing.getvalue(), thing.tell()]
+
+
+def _write_stream(thing: Any, then: list[Any]) -> None:
+    if len(then) == 2 and not thing.closed:
+        thing.seek(0)
+        thing.truncate()
+        thing.write(then[0])
+        thing.seek(then[1])
+
+
+def _read_random(thing: random.Random) -> list[Any]:
+    try:
+        return [thing.getstate()]
+    except NotImplementedError:  # the system's own
+        return []
+
+
+def _write_random(thing: random.Random, then: list[Any]) -> None:
+    for state in then:
+        thing.setstate(state)
+
+
+def _bits(thing: Any) -> Any:
+    return thing if isinstance(thing, np.random.BitGenerator) else thing.bit_generator
+
+
+def _write_generator(thing: Any, then: str) -> None:
+    _bits(thing).state = copy.deepcopy(then)
+
+
+def _same_state(one: Any, other: Any) -> bool:
+    return repr(_listed(one)) == repr(_listed(other))
+
+
+def _listed(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _listed(value) for key, value in state.items()}
+    return state.tobytes() if isinstance(state, np.ndarray) else state
+
+
+RANDOM = "random numbers"
+_SIMPLE: list[tuple[Any, Kind]] = [
+    (mx.array, Kind("array", _read_mlx, same_mlx, _write_mlx)),
+    (np.ndarray, Kind("numpy array", np.copy, _same_numpy, _write_numpy, lambda thing: thing.nbytes)),
+    (collections.deque, Kind("deque", list, _same_items, _write_deque)),
+    (set, Kind("set", list, _same_items, _write_set)),
+    ((bytearray, array.array), Kind("buffer", bytes, bytes.__eq__, _write_bytes, len)),
+    (types.CellType, Kind("variable", _read_cell, _same_items, _write_cell)),
+    (Names, Kind("variables", _named(lambda space, name: space.get(name, MISSING)), _same_pairs, _write_names)),
+    (Slots, Kind("attributes", _read_slots, _same_pairs, _write_slots)),
+    ((io.BytesIO, io.StringIO), Kind("stream", _read_stream, _same_items, _write_stream)),
+    (random.Random, Kind(RANDOM, _read_random, list.__eq__, _write_random)),
+    (
+        (np.random.Generator, np.random.BitGenerator),
+        Kind(RANDOM, lambda thing: copy.deepcopy(_bits(thing).state), _same_state, _write_generator),
+    ),
+    (
+        np.random.RandomState,
+        Kind(RANDOM, lambda thing: thing.get_state(legacy=False), _same_state, np.random.RandomState.set_state),
+    ),
+]
+KNOWN = (
+    *(mx.array, np.ndarray, dict, list, tuple, set, frozenset, collections.deque, bytearray, array.array),
+    *(types.CellType, io.BytesIO, io.StringIO, random.Random, np.random.Generator, np.random.BitGenerator),
+    *(np.random.RandomState, BaseException, types.SimpleNamespace),
+)

@@ -1,0 +1,213 @@
+"""All that can be reached from some objects, as it is at one moment: told apart from what it is later, and put back.
+
+Every list, dict, set, deque, numpy array, attribute, closure and generator of random numbers is put back in place, the
+same objects with what they held. What can't be (an iterator, an open file, an object written in another language) is
+listed by its path and its places. Knows Python objects; nothing of experiments.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import io
+import queue
+import socket
+import threading
+import types
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .contents import KNOWN, Held, Kinds
+from .object_graph import (
+    BOUND,
+    CACHED,
+    MISSING,
+    PLAIN,
+    Edge,
+    Names,
+    Place,
+    Slots,
+    base_in_c,
+    defined_in_python,
+    walk,
+)
+
+BUDGET = 256 << 20  # bytes of numpy arrays that are copied; larger ones are made read-only meanwhile
+ITEMS = 20_000_000  # items of lists, dicts and sets that are noted
+
+_HARMLESS = {
+    *("builtins", "nanobind", "mlx", "numpy", "types", "functools", "operator", "_operator", "re", "datetime"),
+    *("decimal", "_decimal", "fractions", "pathlib", "uuid", "enum", "abc", "_abc", "typing", "weakref", "_weakref"),
+    *("_thread", "threading", "logging", "inspect", "_struct", "zoneinfo", "ast", "time", "dataclasses"),
+}
+_FUNCTIONS = {"cython_function_or_method", "builtin_function_or_method", "instancemethod", "fused_cython_function"}
+_COMMON = {list, dict, tuple, set, np.ndarray, types.FunctionType, types.CellType}
+_STARTED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+
+
+@dataclass
+class Opaque:
+    """What can't be looked into.
+
+    Attributes:
+        what: "iterator" (handing out its next item moves it on), "stream" (taking from it does), "cache", or "unknown".
+        places: where another object can be put in its place.
+        fixed: it also stands where that is not possible.
+    """
+
+    path: str
+    value: Any
+    what: str
+    places: list[Place] = field(default_factory=list)
+    fixed: bool = False
+
+    def __str__(self) -> str:
+        kind = type(self.value)
+        where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        return f"{self.path} (a {where}{kind.__qualname__})"
+
+
+class DeepSnapshot:
+    """
+    Args:
+        roots: objects with their paths.
+        skip: ids of objects that are not looked into.
+        state: ids of arrays that are put back by others: wherever one stands, any array may stand later.
+
+    Attributes:
+        opaque: what can't be looked into, by its id.
+        left_out: paths of what was not noted, as it is too much.
+    """
+
+    def __init__(
+        self, roots: Iterable[tuple[str, Any]], skip: Collection[int] = (), state: Collection[int] = ()
+    ) -> None:
+        self._held: list[Held] = []
+        self._large: list[Held] = []
+        self._alive: list[Any] = []  # an id must not be given to another object meanwhile
+        self._bound: set[tuple[str, int]] = set()
+        self.opaque: dict[int, Opaque] = {}
+        self.left_out: list[str] = []
+        noted: set[Any] = set(skip)
+        kinds, size, items = Kinds(state), 0, 0
+        for edge in _without_collecting(walk(roots, skip)):
+            thing = edge.value
+            if thing is MISSING:
+                self.left_out.append(edge.path)
+                continue
+            if type(thing) in PLAIN or id(thing) in skip:
+                continue
+            if (what := opaque(thing)) is not None:
+                self._note(edge, what)
+                continue
+            key = (type(thing), id(thing[0]), thing[1]) if isinstance(thing, (Names, Slots)) else id(thing)
+            if key in noted or (kind := kinds.of(thing)) is None:
+                continue
+            noted.add(key)
+            self._alive.append(thing)
+            items += len(thing) if isinstance(thing, (list, dict, set, collections.deque)) else 0
+            if items > ITEMS:
+                items -= len(thing)
+                self.left_out.append(edge.path)
+            elif (size := size + kind.size(thing)) <= BUDGET:
+                self._held.append(Held(edge.path, thing, kind, kind.read(thing)))
+            else:
+                size -= kind.size(thing)
+                self._large.append(Held(edge.path, thing, kind, None))
+        self.left_out += [one.path for one in self._large if not isinstance(one.thing, np.ndarray)]
+
+    def _note(self, edge: Edge, what: str) -> None:
+        bound = isinstance(edge.value, BOUND)
+        if edge.place is None and not bound and (edge.path, id(edge.value)) in self._bound:
+            return  # the object of a bound method, which has a place itself
+        if bound:
+            self._bound.add((edge.path, id(edge.value.__self__)))
+        found = self.opaque.setdefault(id(edge.value), Opaque(edge.path, edge.value, what))
+        if edge.place is None:
+            found.fixed = True
+        else:
+            found.places.append(edge.place)
+
+    def changed(self) -> list[Held]:
+        """What holds something else now than it did, as it was noted."""
+        return [one for one in self._held if one.differs()]
+
+    def put_back(self) -> list[str]:
+        """Gives everything what it held. Returns the paths of what could not be."""
+        failed = []
+        for one in reversed(self.changed()):  # parts before the wholes that hold them
+            try:
+                one.put_back()
+            except (ValueError, TypeError, AttributeError, RuntimeError):
+                failed.append(one.path)
+        return failed
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Meanwhile the numpy arrays that are too large to be copied can't be written to."""
+        arrays = [one.thing for one in self._large if isinstance(one.thing, np.ndarray) and one.thing.flags.writeable]
+        for one in arrays:
+            one.flags.writeable = False
+        try:
+            yield
+        finally:
+            for _ in range(2):  # a view only after what it is a view of
+                for one in arrays:
+                    with suppress(ValueError):
+                        one.flags.writeable = True
+
+    @property
+    def large(self) -> list[str]:
+        """Paths of the numpy arrays that are made read-only."""
+        return [one.path for one in self._large if isinstance(one.thing, np.ndarray)]
+
+
+def _reads(stream: io.IOBase) -> bool:
+    try:
+        return not stream.closed and stream.readable()
+    except (OSError, ValueError, AttributeError):  # of a class of one's own, which is no stream to read from
+        return False
+
+
+def _without_collecting(edges: Iterator[Edge]) -> Iterator[Edge]:
+    """The collector of cyclic garbage would go through all that is noted again and again."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield from edges
+    finally:
+        if on:
+            gc.enable()
+
+
+def opaque(value: Any) -> str | None:
+    """What an object is that can't be put back (see `Opaque`); None if it can, or never changes."""
+    kind = type(value)
+    if kind in _COMMON:
+        return None
+    if isinstance(value, KNOWN + PLAIN + (type, types.FunctionType, types.MethodType, types.ModuleType, Names, Slots)):
+        return None
+    if isinstance(value, CACHED):
+        return "cache"
+    if isinstance(value, BOUND):
+        return opaque(value.__self__)
+    if kind.__name__ in _FUNCTIONS or hasattr(kind, "__struct_fields__") or kind.__module__.startswith("workbench."):
+        return None
+    if isinstance(value, io.IOBase):
+        return "stream" if _reads(value) else None
+    if isinstance(value, (socket.socket, queue.Queue, queue.SimpleQueue)):
+        return "stream"
+    if isinstance(value, threading.local):
+        return "unknown"
+    step = getattr(kind, "__next__", None)
+    if isinstance(value, _STARTED) or (step is not None and not isinstance(step, types.FunctionType)):
+        return "iterator"
+    base: Any = base_in_c(kind)
+    if base is object or issubclass(base, KNOWN + PLAIN):
+        return None
+    known = base.__module__.partition(".")[0] in _HARMLESS and not defined_in_python(base)
+    return None if known else "unknown"

@@ -1,0 +1,108 @@
+"""What a step can reach beside its state: arrays and plain values one by one, and everything as one deep snapshot.
+
+Knows experiments; nothing of folders or recorders.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .contents import RANDOM, Held
+from .deep_snapshot import DeepSnapshot, opaque
+from .experiment import Experiment, kept_arrays, state_arrays
+from .object_graph import walk
+from .reachable import Found, visit
+from .step import optimizer_states
+
+
+def outside(experiment: Experiment) -> Iterator[Found]:
+    """Arrays and plain values that a step can reach beside its state, each with path and place, and once."""
+    trained = {id(array) for array in state_arrays(experiment.model).values()}
+    seen = set()
+    for path, value, place in _reached(experiment):
+        at = (path,) if place is None else (id(place[0]), place[1])
+        if id(value) not in trained and at not in seen:
+            seen.add(at)
+            yield path, value, place
+
+
+def _reached(experiment: Experiment) -> Iterator[Found]:
+    yield from visit(experiment.model, "model")
+    for path, optimizer in _optimizers(experiment):
+        yield from visit(vars(optimizer), path, {id(optimizer.state)})
+    known = _known(experiment)
+    for name, function in (("loss_fn", experiment.loss_fn), ("step_fn", experiment.step_fn)):
+        yield from visit(function, name, known)
+
+
+def _optimizers(experiment: Experiment) -> Iterator[tuple[str, Any]]:
+    members = getattr(experiment.optimizer, "optimizers", None)
+    for number, optimizer in enumerate(members or [experiment.optimizer]):
+        yield f"optimizer.optimizers[{number}]" if members else "optimizer", optimizer
+
+
+def _known(experiment: Experiment) -> set[int]:
+    own = [experiment.model, experiment.optimizer, experiment.optimizer.state, experiment.sampler]
+    return {id(one) for one in (*own, experiment.extra, *experiment.extra.values())}
+
+
+def everything_outside(experiment: Experiment) -> DeepSnapshot:
+    """All that a step can reach beside its state, as it is now."""
+    state = {id(array) for array in (*state_arrays(experiment.model).values(), *kept_arrays(experiment).values())}
+    skip = _known(experiment) | {id(one) for one in optimizer_states(experiment.optimizer)}
+    shared: list[Any] = [random.random, np.random.rand]  # bound methods of the process's: see `Generators`
+    skip |= {id(one.__self__) for one in shared}
+    members = [optimizer for _, optimizer in _optimizers(experiment)]
+    skip -= {id(experiment.model), *map(id, members)}
+    roots = [("model", experiment.model), *_optimizers(experiment)]
+    roots += [("loss_fn", experiment.loss_fn), ("step_fn", experiment.step_fn)]
+    return DeepSnapshot(roots, skip, state)
+
+
+def of_sampler(experiment: Experiment) -> DeepSnapshot | None:
+    """What the sampler holds beside what its cursor says; None if it holds something that can't be looked into, which
+    its `load_state_dict` may put elsewhere."""
+    sampler = experiment.sampler
+    if any(opaque(edge.value) not in (None, "cache") for edge in walk([("sampler", sampler)], ())):
+        return None
+    skip = {id(experiment.model), id(experiment.optimizer), *map(id, experiment.extra.values())}
+    return DeepSnapshot([("sampler", sampler)], skip)
+
+
+def named(changed: list[Held], known: dict[str, Any]) -> list[str]:
+    """Paths of what holds something else than it did, and what it is; without what is named already, item by item.
+
+    Args:
+        known: by path, the plain values and arrays that are others.
+    """
+    found: list[str] = []
+    for one in changed:
+        if one.kind.name == RANDOM or any(_within(path, one.path) for path in known):
+            continue
+        if one.kind.name in ("variables", "attributes", "dict"):
+            names = _others(one)
+            found += [name for name in names if not any(_within(path, name) for path in (*known, *found))]
+        elif one.kind.name == "variable":
+            found += [one.path] * (one.path not in found)
+        else:
+            found.append(f"{one.path} (a {one.kind.name})")
+    return list(dict.fromkeys(found))
+
+
+def _others(one: Held) -> list[str]:
+    """The keys whose values are others, as paths; the whole, if it is not of text keys or some have come or gone."""
+    then, now = dict(one.then), dict(one.kind.read(one.thing))
+    keys = [key for key in {**then, **now} if key not in then or key not in now or not one.kind.same(
+        [(key, then[key])], [(key, now[key])]
+    )]  # fmt: skip
+    if one.kind.name == "dict" and any(key not in then or key not in now or not isinstance(key, str) for key in keys):
+        return [f"{one.path} (a dict)"]
+    return [f"{one.path}.{key}" for key in keys] or [f"{one.path} (the order of a dict)"]
+
+
+def _within(path: str, whole: str) -> bool:
+    return path == whole or path.startswith((f"{whole}.", f"{whole}["))

@@ -258,13 +258,18 @@ def test_an_interrupt_after_a_step_saves_it_and_resumes_to_the_same_bits(tmp_pat
     assert len(run.manifest.segments) == 1
 
 
-def interrupt_within_step(monkeypatch, at, times):
-    """The signal comes while step `at` computes its loss; the step is not compiled, so that this runs every step."""
-    real, calls = recipe.loss, []
+def interrupt_within_step(monkeypatch, calls, at, times):
+    """The signal comes while step `at` computes its loss; the step is not compiled, so that this runs every step.
+
+    Args:
+        calls: path of a file in which they are counted: of a list the self-check would take notice.
+    """
+    real = recipe.loss
 
     def loss(*arguments):
-        calls.append(1)
-        if len(calls) == at + 1:  # the first step is performed twice
+        with calls.open("ab") as file:
+            file.write(b".")
+        if calls.stat().st_size == at + 1:  # the first step is performed twice
             for _ in range(times):
                 signal.raise_signal(signal.SIGINT)
         return real(*arguments)
@@ -273,7 +278,7 @@ def interrupt_within_step(monkeypatch, at, times):
 
 
 def test_an_interrupt_within_a_step_lets_it_finish(tmp_path, monkeypatch):
-    interrupt_within_step(monkeypatch, 6, 1)
+    interrupt_within_step(monkeypatch, tmp_path / "calls", 6, 1)
     with pytest.raises(Interrupted, match="after step 6"):
         train_run(tmp_path / "run", runs.corpus(), 10, compile_=False, **CONSTANT)
     assert open_run(tmp_path / "run").checkpoints[-1] == (6, 0)
@@ -281,7 +286,7 @@ def test_an_interrupt_within_a_step_lets_it_finish(tmp_path, monkeypatch):
 
 def test_a_second_interrupt_stops_at_once_and_saves_no_half_step(tmp_path, monkeypatch):
     straight = train_run(tmp_path / "straight", runs.corpus(), 10, compile_=False, **CONSTANT)
-    interrupt_within_step(monkeypatch, 6, 2)
+    interrupt_within_step(monkeypatch, tmp_path / "calls", 6, 2)
     with pytest.raises(KeyboardInterrupt) as caught:
         train_run(tmp_path / "run", runs.corpus(), 10, compile_=False, **CONSTANT)
     assert not isinstance(caught.value, Interrupted)

@@ -10,7 +10,7 @@ import click
 from ..printed import echo
 from .options import together
 from .page import print_json
-from .progress import TrainingProgress
+from .progress import TrainingProgress, follows
 from .replay import replay_and_print
 
 _SHAPE = together(
@@ -124,6 +124,9 @@ def train(**given: Any) -> None:
     end = job.config.schedule.steps
     if job.config.steps > end and job.config.schedule.kind != "constant":
         echo(f"The schedule ends at step {end}; the learning rate stays at its minimum from there.", err=True)
+    if follows():  # of several ranks that train together, the first speaks for all
+        job.run(training.Quiet())
+        return
     with TrainingProgress(job.config.steps) as watcher:
         step, lanes = job.run(watcher)
     if not watcher.steps:

@@ -13,10 +13,12 @@ from typing import Any, Literal
 import mlx.core as mx
 import mlx.nn as nn
 import msgspec
+import numpy as np
 from mlx.utils import tree_flatten
 
 from ..errors import ExperimentError
-from ..experiment import Experiment, StepOptions
+from ..experiment import Experiment, StepOptions, set_random_key
+from ..ranks.world import world
 from ..sabotage.alterations import Relabelling, Repetition, Substitution
 from .corpus import Corpus
 from .data import WindowSampler, training_windows
@@ -24,6 +26,7 @@ from .model import ModelConfig, build_model, loss, masked_loss
 from .prefetch import Prefetcher
 from .schedule import ScheduleConfig, make_schedule
 from .scheduled import AdamChange, Drift, adamw
+from .shard import Shard
 
 
 class AdamWConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,10 +117,15 @@ def build(config: TrainConfig, files: Sequence[Path], *, prefetch: int = 0, init
     """
     if not files:
         raise ExperimentError("this run names no data file; expected its corpus")
-    sampler = stream(config, [Corpus.open(path) for path in files])
+    here = world()
+    sampler: WindowSampler | Shard = stream(config, [Corpus.open(path) for path in files], here.size)
+    if here.size > 1:
+        sampler = Shard(sampler, here.rank, config.batch * config.accumulate)
     model = build_model(config.model, config.seed, initial)
     _freeze(model, config.freeze)
     mx.random.seed(config.seed)
+    if here.size > 1:  # a mask of its own for each rank
+        set_random_key(np.array(mx.random.split(mx.random.key(config.seed), here.size)[here.rank]).tolist())
     settings = {
         "betas": [config.adamw.beta1, config.adamw.beta2],
         "eps": config.adamw.eps,
@@ -139,11 +147,11 @@ def build(config: TrainConfig, files: Sequence[Path], *, prefetch: int = 0, init
     )
 
 
-def stream(config: TrainConfig, corpora: Sequence[Corpus]) -> WindowSampler:
-    """The data stream of a config. Raises DataError."""
+def stream(config: TrainConfig, corpora: Sequence[Corpus], ranks: int = 1) -> WindowSampler:
+    """The data stream of a config, for all ranks together. Raises DataError."""
     return training_windows(
         corpora,
-        batch=config.batch * config.accumulate,
+        batch=config.batch * config.accumulate * ranks,
         ctx=config.model.ctx,
         seed=config.seed,
         val_split=config.val_split,

@@ -16,6 +16,7 @@ from .. import snapshot
 from ..experiment import Experiment, as_batch, read_cursor
 from ..interrupts import Interrupted, interrupts
 from ..manifest import DataFile
+from ..ranks.world import first_signal
 from ..record import Recorder
 from ..sabotage.saboteur import Acts, Saboteur
 from ..spikes import Reading
@@ -91,7 +92,7 @@ def train(
                 watcher.on_step(loop.step_number, value, loop.reading)
                 if loop.rolled_back is None:
                     _evaluate(config, experiment, files, held_out, loop, watcher)
-                if number := interrupted():
+                if number := first_signal(interrupted()):
                     saved = "nothing was recorded" if out is None else f"all is saved; go on with --out {out} --resume"
                     raise Interrupted(f"interrupted after step {loop.step_number}; {saved}", number)
         cursor = read_cursor(experiment.sampler)

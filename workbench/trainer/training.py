@@ -16,6 +16,7 @@ from ..environment import no_gpu
 from ..errors import ExperimentError, RunError
 from ..faults import KINDS, parse
 from ..manifest import DataFile, Manifest
+from ..ranks.attendance import refuse_launched
 from ..rebuild import locate
 from ..recovery import Recovery
 from ..run import Run, refuse_existing
@@ -153,6 +154,7 @@ def fresh(given: Mapping[str, Any]) -> Job:
     config = _config(given, max(corpora, key=lambda corpus: corpus.vocabulary), shares)
     files, data, acts = [one.path for one in corpora], [DataFile(**one.describe()) for one in corpora], None
     if given["faults"]:
+        refuse_launched("a planted fault")
         if out is None:
             raise ExperimentError("--fault needs --out: the data that it adds is a file of the run")
         planted = plant([parse(text) for text in given["faults"]], config, corpora, out)

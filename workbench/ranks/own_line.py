@@ -1,0 +1,64 @@
+"""A line of telemetry as one rank saw it.
+
+Rank 0 writes the telemetry of all. A line's own fields are rank 0's, but for the loss, which is the mean over ranks.
+Its field `ranks` has an entry a rank, in which stands whatever of the rank's is not what the line says: its loss
+always; most of the time the hash of its batch, the norms of its activations, and the lanes `rng` and `cursor`.
+Knows lines; nothing of MLX, files or recorders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from ..errors import TelemetryError
+from ..lines.line import ARRAYS, SCALARS, Line
+
+NESTED = ("state",)  # of which only the entries that differ are written
+
+
+def differing(mine: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a rank's line that are not those of rank 0's; None for one that only rank 0 has."""
+    found: dict[str, Any] = {}
+    for name in [*mine, *(name for name in first if name not in mine)]:
+        ours, theirs = mine.get(name), first.get(name)
+        if ours == theirs and (name in mine) == (name in first):
+            continue
+        if name in NESTED and isinstance(ours, dict) and isinstance(theirs, dict):
+            ours = {key: value for key, value in ours.items() if theirs.get(key) != value}
+        found[name] = ours
+    return found
+
+
+def own_line(line: Line, rank: int) -> Line:
+    """The line of a rank.
+
+    Raises:
+        TelemetryError: the line has no entry of that rank, or a damaged one.
+    """
+    if line.ranks is UNSET:
+        return line
+    if not 0 <= rank < len(line.ranks):
+        raise TelemetryError(f"the line of step {line.step} has {len(line.ranks)} ranks; expected one of rank {rank}")
+    entry = line.ranks[rank]
+    fields = msgspec.to_builtins(line)
+    del fields["ranks"]
+    for name, value in entry.items():
+        if name in NESTED and isinstance(value, dict):
+            fields[name] = fields.get(name, {}) | value
+        elif name == "before" and value is None:
+            fields.pop(name, None)
+        else:
+            fields[name] = value
+    for name in (*SCALARS, *ARRAYS):
+        if name in entry and f"{name}_bits" not in entry:
+            fields.pop(f"{name}_bits", None)  # of rank 0's number
+    try:
+        found = msgspec.convert(fields, Line)
+        found.check()
+    except (msgspec.ValidationError, ValueError) as error:
+        raise TelemetryError(f"what the line of step {line.step} says of rank {rank} is damaged: {error}") from error
+    return found

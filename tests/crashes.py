@@ -33,7 +33,7 @@ import numpy as np
 from disk import Disk, Faults, power_loss
 from helpers import config
 
-from workbench import record, snapshot
+from workbench import deduplication, record, snapshot
 from workbench.errors import CheckpointError, RunError, TelemetryError, WorkbenchError
 from workbench.manifest import DataFile
 from workbench.run import Run
@@ -60,6 +60,7 @@ class Points:
         x = np.random.Generator(np.random.Philox(key=7, counter=self.number)).standard_normal((16, 4))
         self.number += 1
         scale = 50 if self.number == SPIKE else 1
+        x[0, 0] = 9 if self.number in (4, SPIKE) else x[0, 0]
         return x.astype(np.float32), scale * np.sin(x.sum(axis=1, keepdims=True)).astype(np.float32)
 
     def state_dict(self):
@@ -69,13 +70,27 @@ class Points:
         self.number = cursor["number"]
 
 
+class Net(nn.Module):
+    """Its spare weights change at steps 4 and 11 only; a checkpoint that finds them unchanged stores them no more."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Tanh(), nn.Linear(8, 1))
+        self.spare = nn.Linear(4, 1, bias=False)
+
+    def __call__(self, x):
+        return self.body(x) + self.spare(nn.relu(x - 6))
+
+
 def recorder(path, resume, **settings):
     mx.set_default_device(mx.cpu)
     mx.random.seed(3)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Tanh(), nn.Linear(8, 1))
+    deduplication.LEAST = 1
+    model = Net()
     settings = {"save_every": SAVE_EVERY, "keep_last": KEEP_LAST, "spikes": SpikeSettings(window=5)} | settings
     loss = lambda model, x, y: nn.losses.mse_loss(model(x), y)  # noqa: E731
-    job = model, optim.AdamW(1e-2, bias_correction=True), loss, Points()
+    kinds = optim.SGD(1e-2), optim.AdamW(1e-2, bias_correction=True)
+    job = model, optim.MultiOptimizer(kinds, [lambda path, _: path.startswith("spare")]), loss, Points()
     return record.Recorder(path, *job, compile=False, clip=1.0, resume=resume, **settings)
 
 

@@ -7,7 +7,7 @@ import signal
 import threading
 from pathlib import Path
 
-_NAMES = ("open", "write", "pwrite", "ftruncate", "fsync", "replace", "unlink", "mkdir")
+_NAMES = ("open", "write", "pwrite", "ftruncate", "fsync", "replace", "link", "unlink", "mkdir")
 
 
 class _Watched:
@@ -81,6 +81,9 @@ class _Watched:
 
     def _replace(self, path, to):
         return self._on_path("replace", path, os.path.abspath(to))
+
+    def _link(self, path, to):
+        return self._on_path("link", path, os.path.abspath(to))
 
     def _unlink(self, path, **named):
         return self._on_path("unlink", path, **named)
@@ -160,6 +163,10 @@ class Disk(_Watched):
                 to = os.path.relpath(arguments[0], self.root)
                 self._files[to] = self._files.pop(inside, inside)
                 self.log.append(("rename", inside, to, self._files[to]))
+            elif name == "link":
+                to = os.path.relpath(arguments[0], self.root)
+                self._files[to] = self._id(inside)
+                self.log.append(("create", to, self._files[to], "a second name"))
             elif name == "unlink":
                 self._files.pop(inside, None)
                 self.log.append(("unlink", inside))
@@ -186,7 +193,7 @@ def power_loss(disk, point, draw, target):
         if kind == "said":
             said.append(entry[1].strip())
         elif kind == "create":
-            content[entry[2]] = b""
+            content[entry[2]] = content[entry[2]] if len(entry) > 3 else b""
             pending.append((os.path.dirname(entry[1]), "set", entry[1], entry[2]))
         elif kind == "mkdir":
             pending.append((os.path.dirname(entry[1]), "set", entry[1], None))

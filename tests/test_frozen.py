@@ -10,6 +10,7 @@ from helpers import assert_same_state, flip_in_safetensors, state_of
 import workbench as wb
 from workbench import snapshot
 from workbench.errors import CheckpointError
+from workbench.tensor_file import HostArray
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +94,11 @@ def test_thinning_spares_it(tmp_path):
     run, job = record(tmp_path / "run", "lora, quantised", keep_last=1)
     assert run.checkpoints == [(0, 0), (6, 0)] and len(bases(run)) == 1
     assert_same_state(snapshot.read(run.path / "checkpoints", 6, 0), state_of(job, 6))
+
+
+def test_arrays_on_the_host_as_a_cuda_device_gives_them_are_stored_once_too(tmp_path):
+    job = zoo.build("partly frozen", compile=False)
+    for _ in range(2):
+        weights = {path: HostArray.of(array) for path, array in state_of(job).weights.items()}
+        own, base = job.frozen.split(tmp_path, weights)
+        assert base is not None and own.keys() == weights.keys() - base.arrays.keys()

@@ -70,7 +70,7 @@ class Checkpointer:
         held = frozenset(held)
 
         def perform() -> None:
-            self.write(state, manifest, segment, lanes)
+            self.write(state, manifest, segment, lanes, held)
             try:
                 thin(self._path, manifest, segment, self._keep, held)
             except OSError as error:  # it is saved; and they are tried again after the next one
@@ -78,8 +78,13 @@ class Checkpointer:
 
         self._saver.put(Save((what, (state.step, segment)), perform))
 
-    def write(self, state: State, manifest: Manifest, segment: int, lanes: dict[str, str]) -> None:
+    def write(
+        self, state: State, manifest: Manifest, segment: int, lanes: dict[str, str], held: Collection[Key] = ()
+    ) -> None:
         """Saves it in this thread; durable when it returns.
+
+        Args:
+            held: checkpoints that thinning spares.
 
         Raises:
             OSError: it, or the telemetry before it, can't be written.
@@ -91,7 +96,15 @@ class Checkpointer:
             changed = ", ".join(lane for lane in lanes if found.get(lane) != lanes[lane])
             raise CheckpointError(f"{changed} changed between the step and the saving of its state")
         folder = self._path / CHECKPOINTS
-        snapshot.write(state, folder, run=manifest.run, segment=segment, t=time.time(), lanes=lanes)
+        snapshot.write(
+            state,
+            folder,
+            run=manifest.run,
+            segment=segment,
+            t=time.time(),
+            lanes=lanes,
+            lasts=lambda step, one: _lasts(step, one, manifest, self._keep, held),
+        )
 
     def wait(self) -> None:
         """Returns when all that was handed over is durable, or has failed."""
@@ -134,10 +147,18 @@ def thin(
     last, every = keep
     if last is None and every is None:
         return
-    starts = {(e.start, one) for e in manifest.segments for one in (e.segment, e.parent)}
     keys = [key for key in committed(path) if manifest.lineage(segment, key[0]) == key[1]]
     recent = set(keys[-max(last or 1, 1) :])
     for step, one in keys:
-        if (step, one) in held or (step, one) in recent | starts or step == 0 or (every and step % every == 0):
-            continue
-        snapshot.delete(path / CHECKPOINTS, step, one)
+        if (step, one) not in recent and not _lasts(step, one, manifest, keep, held):
+            snapshot.delete(path / CHECKPOINTS, step, one)
+
+
+def _lasts(
+    step: int, segment: int, manifest: Manifest, keep: tuple[int | None, int | None], held: Collection[Key]
+) -> bool:
+    """Whether a checkpoint stays, however many come after it."""
+    last, every = keep
+    if (last is None and every is None) or step == 0 or (every and step % every == 0) or (step, segment) in held:
+        return True
+    return (step, segment) in {(e.start, one) for e in manifest.segments for one in (e.segment, e.parent)}

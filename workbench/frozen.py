@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten
 
 from . import tensor_file
 from .files import discard, sync_folder, temporary_beside, write_flushed
-from .host import raw_views
+from .tensor_file import HostArray
 
 LEAST = 1 << 20  # bytes: fewer are not worth a file of their own
 _NAME = re.compile(r"frozen-[0-9a-f]{64}\.safetensors")
@@ -83,8 +83,8 @@ def _store(folder: Path, arrays: dict[str, mx.array]) -> Base:
     return Base(f"frozen-{digest}.safetensors", size, digest, arrays)
 
 
-def _same(stored: mx.array | None, array: mx.array) -> bool:
+def _same(stored: mx.array | HostArray | None, array: mx.array | HostArray) -> bool:
     if stored is None or stored.shape != array.shape or stored.dtype != array.dtype:
         return False
-    one, other = raw_views([stored, array])
+    one, other = tensor_file.bits_of(stored), tensor_file.bits_of(array)
     return one.ctypes.data == other.ctypes.data or one.tobytes() == other.tobytes()

@@ -55,6 +55,11 @@ class HostArray:
         return self.bits.nbytes
 
 
+def bits_of(array: mx.array | HostArray) -> np.ndarray:
+    """An array's bits as a contiguous numpy array."""
+    return array.bits if isinstance(array, HostArray) else raw_views([array])[0]
+
+
 def chunks(name: str, arrays: Mapping[str, mx.array | HostArray]) -> Iterator[bytes | memoryview]:
     """The bytes of a safetensors file, a stretch at a time.
 
@@ -77,8 +82,7 @@ def chunks(name: str, arrays: Mapping[str, mx.array | HostArray]) -> Iterator[by
     text += b" " * (-len(text) % _ALIGNED)
     yield len(text).to_bytes(8, "little") + text
     for path in paths:  # one at a time: on a device that must copy for it, this bounds what is held
-        array = arrays[path]
-        view = array.bits if isinstance(array, HostArray) else raw_views([array])[0]
+        view = bits_of(arrays[path])
         if view.size:
             whole = view.reshape(-1).data.cast("B")
             for first in range(0, len(whole), _STRETCH):

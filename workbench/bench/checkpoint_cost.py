@@ -16,10 +16,11 @@ from typing import Any
 
 import msgspec
 
+from .. import deduplication
 from ..environment import numeric_environment
 from ..memory import state_size
 from ..record import Recorder
-from ..run import CHECKPOINTS
+from ..run import CHECKPOINTS, Run
 from ..trainer.recipe import TrainConfig, build
 
 
@@ -31,20 +32,24 @@ class CheckpointCost:
         step_s: a recorded step without checkpoints.
         blocked_s: the loop's own work for one: capturing the state and handing it over.
         durable_s: from handing it over until it is on the disk, while training goes on.
+        compared_s: of that, comparing the state with the checkpoint before it, to store once what did not change.
         raw_s: the floor: one write of as many bytes, and an fsync, with nothing else going on.
         ratio: time of `every` steps with one checkpoint to that of as many without.
         control: the same of two recorders without: differences below its distance from 1 can't be resolved.
-        bytes: one checkpoint's; `state_bytes`: of the weights and the optimizer's arrays.
+        bytes: one checkpoint's; `new_bytes`: what a later one added to the disk; `state_bytes`: of the weights and the
+            optimizer's arrays.
     """
 
     step_s: float
     blocked_s: float
     blocked: float
     durable_s: float
+    compared_s: float
     raw_s: float
     ratio: float
     control: float
     bytes: int
+    new_bytes: int
     state_bytes: int
     every: int
     rounds: int
@@ -65,7 +70,7 @@ def checkpoint_cost(config: TrainConfig, files: list[Path], *, rounds: int, ever
         recorders = [with_them, *without]
         for recorder in recorders:  # compiles; and the first checkpoint falls into the first round
             recorder.step(next(recorder.experiment.sampler))
-        blocked, durable = _watched(with_them)
+        blocked, durable, compared = _watched(with_them, stack)
         times: dict[int, list[float]] = {number: [] for number in range(len(recorders))}
         for turn in range(rounds):
             for number in [(turn + offset) % len(recorders) for offset in range(len(recorders))]:
@@ -79,15 +84,18 @@ def checkpoint_cost(config: TrainConfig, files: list[Path], *, rounds: int, ever
         size = sum(path.stat().st_size for path in saved.glob("00000000*"))
         raw = statistics.median(_raw(Path(folder), size) for _ in range(5))
         state = state_size(with_them.experiment)
+        new = Run(Path(folder) / "saving").checkpoint_sizes()["new_bytes"].iloc[1:].median()
     return CheckpointCost(
         median[1] / every,
         statistics.median(blocked),
         statistics.median(blocked) / (median[1] / every),
         statistics.median(durable),
+        statistics.median(compared),
         raw,
         median[0] / median[1],
         median[2] / median[1],
         size,
+        int(new),
         state,
         every,
         rounds,
@@ -95,10 +103,14 @@ def checkpoint_cost(config: TrainConfig, files: list[Path], *, rounds: int, ever
     )
 
 
-def _watched(recorder: Recorder) -> tuple[list[float], list[float]]:
-    """Lists that will hold how long each checkpoint kept the loop, and how long it took in all."""
+def _watched(recorder: Recorder, stack: contextlib.ExitStack) -> tuple[list[float], list[float], list[float]]:
+    """Lists that will hold how long each checkpoint kept the loop, how long it took in all, and of that, how long it
+    was compared with the one before."""
     blocked: list[float] = []
     durable: list[float] = []
+    compared: list[float] = []
+    split, looking = deduplication.split, [0.0]
+    stack.callback(setattr, deduplication, "split", split)
     checkpointer, captured = recorder._out.saves.checkpointer, recorder._captured
     put, write = checkpointer.put, checkpointer.write
     began = [0.0]
@@ -111,17 +123,26 @@ def _watched(recorder: Recorder) -> tuple[list[float], list[float]]:
         put(*arguments)
         blocked.append(time.perf_counter() - began[0])
 
+    def timed_split(*arguments: Any) -> Any:
+        start = time.perf_counter()
+        found = split(*arguments)
+        looking[0] += time.perf_counter() - start
+        return found
+
     def timed_write(*arguments: Any) -> None:
+        looking[0] = 0.0
         write(*arguments)
+        compared.append(looking[0])
         durable.append(time.perf_counter() - began[0])
 
     for owner, name, timed in (
         (recorder, "_captured", timed_capture),
         (checkpointer, "put", timed_put),
         (checkpointer, "write", timed_write),
+        (deduplication, "split", timed_split),
     ):
         setattr(owner, name, timed)
-    return blocked, durable
+    return blocked, durable, compared
 
 
 def _raw(folder: Path, size: int) -> float:

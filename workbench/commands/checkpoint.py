@@ -1,4 +1,4 @@
-"""`workbench checkpoint`: files of tensors that another program saved."""
+"""`workbench checkpoint`: files of tensors that another program saved, and what a run's own checkpoints take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import click
 def checkpoint(file: Path, other: Path | None, as_json: bool) -> None:
     """Norms of each tensor in a .safetensors or .npz file; with OTHER: where the two differ, bit for bit.
 
-    Says what the file lacks for a state that can be replayed. Formats that would run code are refused.
+    Says what the file lacks for a state that can be replayed. Formats that would run code are refused. Of a run's
+    folder instead: what each of its checkpoints takes on the disk, and the bytes of the tensors of its state, which are
+    the least it could take.
     """
     import json
 
@@ -24,7 +26,13 @@ def checkpoint(file: Path, other: Path | None, as_json: bool) -> None:
 
     from ..foreign.loose_checkpoint import compare_checkpoints, open_checkpoint
 
-    if other is None:
+    if other is None and (file / "run.json").exists():
+        from ..recorded.checkpoint_sizes import checkpoint_sizes, size_frame, size_sentence
+        from ..run import open_run
+
+        sizes = checkpoint_sizes(open_run(file))
+        frame, told = size_frame(sizes), [size_sentence(sizes)] if sizes else []
+    elif other is None:
         opened = open_checkpoint(file)
         frame, told = opened.frame(), [opened.sentence()]
     else:

@@ -26,6 +26,7 @@ def evidence():
         "loss": ONE,
         "per_layer_grad_norms": [NAN, ONE, TWO],
         "grad_norm": INF,
+        "lr": TWO,
         "adam_m_norms": [ONE, TWO, ONE],
         "adam_v_norms": [None, INF, ONE],
         **{f"state.{lane}": f"{number}{'0' * 31}" for number, lane in enumerate(("adam_m", "adam_v", "weights"))},
@@ -167,3 +168,9 @@ def test_a_checker_that_is_always_red_or_compares_roughly_is_found_out(monkeypat
 
     monkeypatch.setattr(compare, "_compare", rough)
     assert missed_flips(whole) == ["loss"]
+
+
+def test_a_learning_rate_that_a_line_has_as_null_is_said_to_be_none():
+    found = compare_evidence({"lr": NAN}, {"lr": ONE})["lr"]
+    assert (found.verdict, found.detail) == ("mismatch", "recorded no finite rate, replayed 1.0")
+    assert compare_evidence({"lr": NAN}, {"lr": NAN})["lr"].verdict == "exact"

@@ -36,9 +36,9 @@ def wrong(path, **options):
 def test_a_whole_run(run):
     before = runs.digest(run)
     found = open_run(run).verify()
-    assert found.exact and found.sentence() == "run is whole: 7 checks are exact. No step was replayed."
+    assert found.whole and found.sentence() == "run is whole: 10 checks are exact. No step was replayed."
     assert verdicts(found, "checkpoint") == dict.fromkeys(["00000000", "00000004", "00000008", "00000012"], "exact")
-    assert verdicts(found, "telemetry") == {"segment 0": "exact"}
+    assert verdicts(found, "telemetry") == dict.fromkeys(["segment 0", "end", "fields", "spike marks"], "exact")
     assert verdicts(found, "segment") == {"0, from step 0": "exact"}
     assert verdicts(found, "data") == {str(runs.corpus()): "exact"}
     assert runs.digest(run) == before and found.steps == 12
@@ -149,9 +149,9 @@ def test_a_damaged_trace_and_one_of_another_run(run):
 
 
 def test_what_a_crash_leaves_is_a_notice(run):
-    (run / "checkpoints" / "00000004.json").unlink()
+    (run / "checkpoints" / "00000012.json").unlink()
     found = open_run(run).verify()
-    assert found.exact and "00000004.cursor" in found.notices[0] and len(verdicts(found, "checkpoint")) == 3
+    assert found.exact and not found.whole and "00000012.cursor" in found.notices[0]
 
 
 def test_a_step_that_is_not_what_was_logged(run):
@@ -280,7 +280,8 @@ def test_the_command_and_its_exit_codes(run):
     assert said.code == 0 and "run is whole" in said.out and "checkpoint" in said.out
     said = runs.here("verify", run, "--json")
     document = runs.strict(said.out)
-    assert said.code == 0 and document["exact"] is True and len(document["checks"]) == 7
+    assert said.code == 0 and document["exact"] is True and len(document["checks"]) == 10
+    assert document["whole"] is True and len(document["limits"]) == 3
     path = run / "checkpoints" / "00000004.rng"
     path.write_bytes(path.read_bytes()[:-2])
     said = runs.here("verify", run)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from .bits import bits_float, flip_bit, ulp_distance
 
@@ -23,6 +24,7 @@ ITEMS = (
     "loss",
     "per_layer_grad_norms",
     "grad_norm",
+    "lr",
     "adam_m_norms",
     "adam_v_norms",
     "state.adam_m",
@@ -74,6 +76,10 @@ def _difference(name: str, recorded: Any, replayed: Any, layers: Sequence[str]) 
         first = where[-1] if name == "per_layer_grad_norms" else where[0]
         layer = layers[first] if first < len(layers) else f"entry {first}"
         return f"{len(where)} of {len(recorded)} layers, first {layer}: {_both(recorded[first], replayed[first])}"
+    if name == "lr" and any(np.isnan(bits_float(bits)) for bits in (recorded, replayed)):  # a line has null for both
+        values = [bits_float(bits) for bits in (recorded, replayed)]
+        ours, theirs = ("no finite rate" if np.isnan(value) else str(value) for value in values)
+        return f"recorded {ours}, replayed {theirs}"
     if isinstance(recorded, str) and isinstance(replayed, str) and recorded.startswith("0x"):
         return _both(recorded, replayed)
     return f"recorded {str(recorded)[:16]}, replayed {str(replayed)[:16]}"

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from .errors import RunError, WorkbenchError
 from .files import pretty_json, write_atomic
+from .ranks.rank_setup import RankSetup
 from .spikes import SpikeSettings
 from .untrusted import decode, read_file
 
@@ -102,7 +104,9 @@ class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     parent: Parent | None = None
     stored_batches: bool = False  # in the folder `batches`, named by the hash that telemetry logs
     own_step: bool = False  # the experiment has a step function of its own
+    numbers: bool = False  # those of Python or numpy in a batch reach the step as they are, not as arrays
     extra: list[str] = []  # names of the state that it keeps outside model and optimizer
+    ranks: RankSetup | UnsetType = UNSET  # who trained together; of one process there is none
 
     def lineage(self, segment: int, step: int) -> int:
         """The segment that performed `step` on the way that leads to `segment`.

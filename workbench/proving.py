@@ -6,13 +6,17 @@ Knows run folders and replays; writes nothing.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import CheckpointError, DataError, EnvironmentMismatch, ReplayError, TelemetryError
+from .fan_out import WorkerLost, fan_out
+from .ranks.attendance import setup_of
 from .replay import Outcome, replay_steps
 from .run import Run
-from .session import Prepared, prepared
+from .session import Prepared, prepared, undisturbed
 from .verification import Check, Verdict
 
 if TYPE_CHECKING:
@@ -47,12 +51,14 @@ def replayed(
     *,
     experiment: Experiment | None,
     lost: bool = False,
+    workers: int | None = None,
     **options: Any,
 ) -> tuple[list[Check], int]:
     """Replays a sample, each step from the nearest checkpoint; those that share one in a single roll-forward.
 
     Args:
         lost: a data file is not there, which says nothing against the run.
+        workers: processes to spread the groups over; None: all in this one, as those of an `experiment` are.
 
     Returns:
         A check of kind "step" for each of the sample, and how many steps were performed only to reach those. A step
@@ -61,48 +67,149 @@ def replayed(
     Raises:
         EnvironmentMismatch, ExperimentError: the experiment can't be had here at all.
     """
+    if (setup := setup_of(run.manifest)) is not None:
+        why = f"the steps of {setup.size} ranks are performed by all of them; prove one by `workbench replay`"
+        return [not_replayed(f"{count} to sample", why, "unverified")], 0
     groups: dict[tuple[int, tuple[int, int]], list[int]] = {}
     for segment, step in sample(run, count, seed):
         groups.setdefault((segment, run.checkpoints_before(step, segment)[-1]), []).append(step)
     if not groups:
         return [not_replayed(f"{count} to sample", "none has a checkpoint before it", "unverified")], 0
     total = sum(max(steps) - start for (_, (start, _)), steps in groups.items())
+    if workers is not None and experiment is None:
+        return _apart(run, groups, total, notices, progress, workers, lost=lost, **options)
     checks, done, way = list[Check](), 0, 0
     for (segment, (start, _)), steps in groups.items():
 
         def report(ahead: int, all_: int, what: str, before: int = done) -> None:
             progress(before + ahead, total, what)
 
-        waiting = list(steps)
-        try:
-            plan = run.plan(steps, segment, passes=1)
-            with prepared(run, plan, experiment=experiment, **options) as ready:
-                experiment = ready.experiment  # built once
-                outcomes = replay_steps(
-                    ready.experiment,
-                    ready.start,
-                    plan.steps,
-                    ready.evidence,
-                    layers=run.manifest.layers,
-                    method=ready.method,
-                    edits=ready.edits,
-                    with_probe=False,
-                    repeat=lambda step: False,
-                    progress=report,
-                )
-                for outcome in outcomes:
-                    checks.append(_check(outcome, ready, segment))
-                    waiting.remove(outcome.step)
-                notices += ready.notices
-        except EnvironmentMismatch:  # a ReplayError too
-            raise
-        except _DAMAGE as error:
-            verdict: Verdict = "unverified" if lost and isinstance(error, DataError) else "mismatch"
-            checks += [not_replayed(f"{step}, segment {segment}", str(error), verdict) for step in waiting]
-        done += max(steps) - start
-        reached = [step for step in steps if step not in waiting]
-        way += max(reached, default=start) - start - len(reached)
+        found = _group(run, segment, start, steps, report, experiment=experiment, lost=lost, **options)
+        checks += found.checks
+        notices += found.notices
+        experiment, way, done = found.experiment, way + found.way, done + max(steps) - start
     return checks, way
+
+
+@dataclass
+class _Proven:
+    """Of one group.
+
+    Attributes:
+        way: steps that were performed only to reach others.
+        experiment: built once; None: it could not be.
+    """
+
+    checks: list[Check]
+    notices: list[str]
+    way: int
+    experiment: Experiment | None
+
+
+def _group(
+    run: Run,
+    segment: int,
+    start: int,
+    steps: list[int],
+    progress: Progress,
+    *,
+    experiment: Experiment | None,
+    lost: bool,
+    **options: Any,
+) -> _Proven:
+    found, waiting = _Proven([], [], 0, experiment), list(steps)
+    try:
+        ready = None
+        for ready, outcome in outcomes_of(run, steps, segment, experiment=experiment, progress=progress, **options):
+            found.experiment = ready.experiment
+            found.checks.append(_check(outcome, ready, segment))
+            waiting.remove(outcome.step)
+        found.notices += ready.notices if ready is not None else []
+    except EnvironmentMismatch:  # a ReplayError too
+        raise
+    except _DAMAGE as error:
+        verdict: Verdict = "unverified" if lost and isinstance(error, DataError) else "mismatch"
+        found.checks += [not_replayed(f"{step}, segment {segment}", str(error), verdict) for step in waiting]
+    reached = [step for step in steps if step not in waiting]
+    found.way = max(reached, default=start) - start - len(reached)
+    return found
+
+
+def outcomes_of(
+    run: Run,
+    steps: Sequence[int],
+    segment: int,
+    *,
+    experiment: Experiment | None,
+    progress: Progress = lambda done, total, what: None,
+    **options: Any,
+) -> Iterator[tuple[Prepared, Outcome]]:
+    """Replays steps, ascending, in one roll-forward from the checkpoint before the first; each compared, none repeated.
+
+    Raises:
+        EnvironmentMismatch, ExperimentError, CheckpointError, DataError, ReplayError: as `Run.replay`.
+    """
+    plan = run.plan(steps, segment, passes=1)
+    with prepared(run, plan, experiment=experiment, **options) as ready:
+        for outcome in replay_steps(
+            ready.experiment,
+            ready.start,
+            plan.steps,
+            ready.evidence,
+            layers=run.manifest.layers,
+            method=ready.method,
+            edits=ready.edits,
+            with_probe=False,
+            repeat=lambda step: False,
+            progress=progress,
+        ):
+            yield ready, outcome
+
+
+def _apart(
+    run: Run,
+    groups: dict[tuple[int, tuple[int, int]], list[int]],
+    total: int,
+    notices: list[str],
+    progress: Progress,
+    workers: int,
+    **options: Any,
+) -> tuple[list[Check], int]:
+    """The groups, each in another process."""
+    jobs = [(str(run.path), segment, start, steps, options) for (segment, (start, _)), steps in groups.items()]
+    count = 0
+
+    def done(number: int, result: Any) -> None:
+        nonlocal count
+        count += max(jobs[number][3]) - jobs[number][2]
+        progress(count, total, f"steps {min(jobs[number][3])} to {max(jobs[number][3])}")
+
+    progress(0, total, f"{len(jobs)} roll-forwards")
+    checks, way = list[Check](), 0
+    for (_, segment, _, steps, _), found in zip(
+        jobs, fan_out(_in_worker, jobs, workers=workers, done=done), strict=True
+    ):
+        if isinstance(found, WorkerLost):
+            checks += [not_replayed(f"{step}, segment {segment}", str(found), "unverified") for step in steps]
+        elif isinstance(found, Exception):
+            raise found
+        else:
+            checks += found.checks
+            notices += found.notices
+            way += found.way
+    return checks, way
+
+
+def _in_worker(job: tuple[str, int, int, list[int], dict[str, Any]]) -> _Proven:
+    path, segment, start, steps, options = job
+    with undisturbed():
+        found = _group(Run(Path(path)), segment, start, steps, _unseen, experiment=None, **options)
+    found.experiment = None  # it stays here
+    return found
+
+
+def _unseen(done: int, total: int, what: str) -> None:
+    """Progress that nobody sees."""
 
 
 def _check(outcome: Outcome, ready: Prepared, segment: int) -> Check:
@@ -116,7 +223,9 @@ def _check(outcome: Outcome, ready: Prepared, segment: int) -> Check:
         return Check("step", name, "unverified", f"informational: {'; '.join(ready.unlike)}")
     compared = sum(item.verdict == "exact" for item in outcome.items.values())
     checkpoint = ready.plan.checkpoint[0]
-    return Check("step", name, "exact", f"all {compared} recorded items, from checkpoint {checkpoint}")
+    silent = [item for item in outcome.items if outcome.items[item].verdict == "unverified" and item != "checkpoint"]
+    rest = f"; not recorded: {', '.join(silent)}" if silent else ""
+    return Check("step", name, "exact", f"all {compared} recorded items, from checkpoint {checkpoint}{rest}")
 
 
 def not_replayed(what: str, reason: str, verdict: Verdict = "mismatch") -> Check:

@@ -8,13 +8,18 @@ from __future__ import annotations
 import html
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import pandas as pd
+
+from .recorded.checkpoint_sizes import CheckpointSize, size_sentence
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Kind = Literal["data", "telemetry", "segment", "batch", "checkpoint", "trace", "step"]
 Verdict = Literal["exact", "mismatch", "unverified"]
+_OWN = ("telemetry", "segment", "batch", "checkpoint")  # what only the run's folder has; a corpus is elsewhere, too
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -45,6 +50,7 @@ class Verification(msgspec.Struct, kw_only=True):
         on_the_way: steps that were performed, and compared, only to reach those of the sample.
         seed: of the sample.
         notices: what the user should know besides.
+        sizes: what each checkpoint takes on the disk; none if one can't be read.
     """
 
     run: str
@@ -55,6 +61,7 @@ class Verification(msgspec.Struct, kw_only=True):
     seed: int
     seconds: float
     notices: list[str]
+    sizes: list[CheckpointSize] = []
 
     @property
     def exact(self) -> bool:
@@ -62,14 +69,23 @@ class Verification(msgspec.Struct, kw_only=True):
         return all(one.verdict == "exact" or one.verdict == "unverified" and one.kind != "step" for one in self.checks)
 
     @property
+    def whole(self) -> bool:
+        """Exact, and nothing of the run's own is missing: lines, the end of its telemetry, checkpoints, batches."""
+        return self.exact and not any(one.verdict == "unverified" and one.kind in _OWN for one in self.checks)
+
+    @property
     def frame(self) -> pd.DataFrame:
         """One row a check: kind, what, verdict, detail."""
+        import pandas as pd
+
         rows = [(one.kind, one.what, one.verdict, one.detail) for one in self.checks]
         return pd.DataFrame(rows, columns=["kind", "what", "verdict", "detail"])
 
     @property
     def summary(self) -> pd.DataFrame:
         """One row a kind of check: how many are exact, mismatch and unverified."""
+        import pandas as pd
+
         counted = Counter[tuple[str, str]]((one.kind, one.verdict) for one in self.checks)
         kinds = list(dict.fromkeys(one.kind for one in self.checks))
         verdicts = ("exact", "mismatch", "unverified")
@@ -84,20 +100,43 @@ class Verification(msgspec.Struct, kw_only=True):
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             return f"{self.name} is not what it says: {wrong[0].kind} {wrong[0].what}: {wrong[0].detail}{more}."
         proven = [one for one in self.checks if one.kind == "step"]
-        open_ = sum(one.verdict == "unverified" for one in self.checks if one.kind != "step")
-        rest = f"; {open_} could not be verified" if open_ else ""
+        unknown = [one for one in self.checks if one.verdict == "unverified" and one.kind != "step"]
+        rest = f"; {len(unknown)} could not be verified" if unknown else ""
+        if missing := [one for one in unknown if one.kind in _OWN]:
+            rest += f", first {missing[0].kind} {missing[0].what}: {missing[0].detail}"
+        good = f"{sum(one.verdict == 'exact' for one in self.checks if one.kind != 'step')} checks are exact{rest}"
+        is_ = "is whole" if self.whole else "agrees with what it says, as far as that goes" if self.exact else ""
         if not proven:
-            return f"{self.name} is whole: {len(self.checks) - open_} checks are exact{rest}. No step was replayed."
+            return f"{self.name} {is_}: {good}. No step was replayed."
         exact = sum(one.verdict == "exact" for one in proven)
         way = f", and {self.on_the_way} on the way to them" if self.on_the_way else ""
-        whole = "whole" if self.exact else "not proven"
         return (
-            f"{self.name} is {whole}: {len(self.checks) - open_ - len(proven)} checks are exact{rest}; "
+            f"{self.name} {is_ or 'is not proven'}: {good}; "
             f"{exact} of {len(proven)} replayed steps have the run's bits{way}."
         )
 
+    def limits(self) -> list[str]:
+        """What this does not prove, a sentence each."""
+        proven = sum(one.kind == "step" and one.verdict == "exact" for one in self.checks)
+        left = self.steps - proven - self.on_the_way
+        return [
+            *([f"{left} of {self.steps} steps were not replayed: read, not proven (--replay N)."] if left > 0 else []),
+            "No replay compares times, speed, memory and validation losses; an edit of these is not seen.",
+            "Nothing is signed, and run.json has no digest: files that were all written anew so that they agree pass, "
+            "unless the steps are replayed; a run that was trained anew passes then, too.",
+        ]
+
+    def storage(self) -> str | None:
+        """What the checkpoints take on the disk, in one sentence; None: there is none, or one can't be read."""
+        return size_sentence(self.sizes) if self.sizes else None
+
     def to_json(self) -> str:
-        document = msgspec.to_builtins(self) | {"exact": self.exact, "sentence": self.sentence()}
+        document = msgspec.to_builtins(self) | {
+            "exact": self.exact,
+            "whole": self.whole,
+            "sentence": self.sentence(),
+            "limits": self.limits(),
+        }
         return msgspec.json.format(msgspec.json.encode(document)).decode()
 
     def __repr__(self) -> str:

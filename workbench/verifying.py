@@ -1,5 +1,14 @@
-"""Is a run whole, and is it what it says? Every digest, the telemetry's continuity, the chain of fingerprints from
-segment to segment and checkpoint to checkpoint, and a sample of its steps proven by replay.
+"""Is a run whole, and is it what it says? Every digest, the telemetry's continuity and its end, the chain of
+fingerprints from segment to segment and checkpoint to checkpoint, what must be there and is not, and a sample of its
+steps proven by replay.
+
+Of a telemetry line a replay compares, bit by bit: `batch_hash`, `loss`, `grad_norm` (before clipping; the norm after it
+is not logged), `lr` (of a MultiOptimizer the first one's; `state.other` has the others), the four per-layer arrays, and
+the fingerprints in `state`. `before` is done again, so that a wrong one moves those bits (except for a rate that a
+schedule overwrites). `segment` and `step` are counted. `ma`, `spike` and `spike_rule` are derived again from the
+losses. Nothing can be compared with `t`, `elapsed_s`, `step_per_s`, `peak_rss_mb`, `unstable` and what rollback and
+validation lines say. There is no chain of digests over the lines and no signature: files that were all written anew so
+that they agree pass, unless the steps are replayed, and a run that was trained anew passes then, too.
 
 Knows run folders and replays; writes nothing.
 """
@@ -15,11 +24,16 @@ import numpy as np
 
 from . import snapshot, trace, verdict
 from .batches.batch_files import check_batches
-from .errors import DataError, WorkbenchError
+from .errors import CheckpointError, DataError, WorkbenchError
 from .fingerprint import known_method
 from .interventions import whatif
 from .proving import Progress, not_replayed, replayed
 from .rebuild import find, locate
+from .recorded.checkpoint_sizes import CheckpointSize, checkpoint_sizes
+from .recorded.completeness import checkpoints_there, ending, fields, premises
+from .recorded.layout import TELEMETRY
+from .recorded.spike_marks import marks
+from .recorded.stretches import stretches
 from .run import CHECKPOINTS, TRACES, Run
 from .session import undisturbed
 from .snapshot import State
@@ -34,6 +48,7 @@ def verify_run(
     *,
     replay: int = 0,
     seed: int = 0,
+    workers: int | None = None,
     experiment: Experiment | None = None,
     factory: str | None = None,
     other_environment: bool = False,
@@ -52,7 +67,7 @@ def verify_run(
             with undisturbed():
                 proven, on_the_way = replayed(
                     run, replay, seed, notices, progress, experiment=experiment, factory=factory,
-                    other_environment=other_environment, lost=lost,
+                    other_environment=other_environment, lost=lost, workers=workers,
                 )  # fmt: skip
             checks += proven
     elif replay:
@@ -67,14 +82,23 @@ def verify_run(
         seed=seed,
         seconds=seconds,
         notices=list(dict.fromkeys(notices)),
+        sizes=_sizes(run),
     )
+
+
+def _sizes(run: Run) -> list[CheckpointSize]:
+    try:
+        return checkpoint_sizes(run)
+    except CheckpointError:  # a check says which one, and why
+        return []
 
 
 # ---- what is on disk
 
 
 def _on_disk(run: Run, notices: list[str], progress: Progress) -> Iterator[Check]:
-    total = len(run.manifest.data) + 1 + len(run.checkpoints)
+    committed = run.checkpoints  # before the telemetry: a run that is being recorded goes on meanwhile
+    total = len(run.manifest.data) + 1 + len(committed)
     for done, entry in enumerate(run.manifest.data):
         progress(done, total, f"data {Path(entry.path).name}")
         try:
@@ -96,10 +120,15 @@ def _on_disk(run: Run, notices: list[str], progress: Progress) -> Iterator[Check
     if readable:
         notices += run.telemetry.notices
         yield from _chain(run)
+        yield from _missing(run, committed)
         yield from check_batches(run, lambda ahead, all_: progress(ahead, all_, "stored batches"))
-    for done, (step, segment) in enumerate(run.checkpoints):
-        progress(total - len(run.checkpoints) + done, total, f"checkpoint {step}")
-        yield _checkpoint(run, step, segment, readable)
+    for done, (step, segment) in enumerate(committed):
+        progress(total - len(committed) + done, total, f"checkpoint {step}")
+        found = _checkpoint(run, step, segment, readable)
+        if found.verdict == "mismatch" and (step, segment) not in run.checkpoints:
+            notices.append(f"checkpoint {found.what} was thinned meanwhile, and is not looked at")
+        else:
+            yield found
     yield from _traces(run)
     notices += _strays(run)
 
@@ -155,6 +184,20 @@ def _chain(run: Run) -> Iterator[Check]:
             yield Check("segment", name, "exact", f"it started from {first}")
 
 
+def _missing(run: Run, committed: list[tuple[int, int]]) -> Iterator[Check]:
+    """What must be there, and is not."""
+    try:
+        wrote = stretches(run.path / TELEMETRY)
+    except OSError as error:
+        yield Check("telemetry", TELEMETRY, "mismatch", f"it can't be read any more ({error.strerror})")
+        return
+    yield ending(wrote)
+    yield from fields(wrote)
+    yield from marks(run, wrote)
+    yield from premises(run)
+    yield from checkpoints_there(run, wrote, committed)
+
+
 def _checkpoint(run: Run, step: int, segment: int, readable: bool) -> Check:
     """Its digests, and whether it is the state that the telemetry recorded and has the manifest's parameters."""
     name = snapshot.stem(step, segment)
@@ -170,6 +213,10 @@ def _checkpoint(run: Run, step: int, segment: int, readable: bool) -> Check:
         return Check("checkpoint", name, "mismatch", sentence)
     if not readable or segment >= len(run.manifest.segments):
         return Check("checkpoint", name, "unverified", "its digests agree; there is no telemetry to compare it with")
+    begun, ended = run.manifest.segments[segment].start, run.telemetry.last_step(segment)
+    if step > max(begun, ended):
+        told = f"the telemetry of segment {segment} ends at step {ended}, before this checkpoint"
+        return Check("checkpoint", name, "mismatch", f"{told}: its last lines are gone")
     logged = {
         lane.removeprefix("state."): value
         for lane, value in run.state_evidence(step, segment).items()
@@ -194,6 +241,8 @@ def _other_parameters(run: Run, state: State) -> str | None:
             return f"{path} stands only in the {'checkpoint' if path in held else 'manifest'}"
         if listed[path][0] != held[path][0]:
             return f"{path} has the shape {held[path][0]}, in the manifest {listed[path][0]}"
+        if listed[path][1] != held[path][1]:
+            return f"{path} has the dtype {held[path][1]}, in the manifest {listed[path][1]}"
     return None
 
 
@@ -220,8 +269,14 @@ def _traces(run: Run) -> Iterator[Check]:
 def _strays(run: Run) -> list[str]:
     folder = run.path / CHECKPOINTS
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    committed = {snapshot.stem(*key) for key in run.checkpoints}
+    committed, listed = {snapshot.stem(*key) for key in run.checkpoints}, set[str]()
+    for key in run.checkpoints:
+        try:
+            listed |= snapshot.files_of(snapshot.read_commit(folder, *key))
+        except CheckpointError:
+            continue
     stray = [name for name in names if name.lstrip(".").partition(".")[0] and _stem(name) not in committed]
+    stray = [name for name in stray if name not in listed]
     return (
         [f"checkpoints/ holds files that no commit record lists, as a crash leaves them: {', '.join(stray[:5])}"]
         if stray

@@ -16,6 +16,7 @@ from ..printed import echo, echo_json, terminal
 @click.option(
     "--replay", type=click.IntRange(0), default=0, help="Prove so many steps, spread over the run, by replay."
 )
+@click.option("--workers", type=click.IntRange(1), help="Processes to prove them in. [default: this one]")
 @click.option("--seed", type=int, default=0, help="Of the sample of steps. [default: 0]")
 @click.option("--factory", help="module:function that rebuilds the run; naming it is consent to import it.")
 @click.option("--other-environment", is_flag=True, help="Go on where this machine computes differently.")
@@ -23,7 +24,8 @@ from ..printed import echo, echo_json, terminal
 def verify(run: Path, as_json: bool, **options: Any) -> None:
     """Check a run: every digest, the continuity of its telemetry, and the chain of fingerprints. Writes nothing.
 
-    Exit code 0: all is as recorded; 1: something is damaged, or a replayed step is not exact; 2: it could not be done.
+    Exit code 0: nothing contradicts the record (what could not be verified is said); 1: something is damaged or
+    missing, or a replayed step is not exact; 2: it could not be done.
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
@@ -45,6 +47,8 @@ def verify(run: Path, as_json: bool, **options: Any) -> None:
 
     console = terminal(highlight=False, width=None if sys.stdout.isatty() else 140)
     console.print(found.sentence(), soft_wrap=True)
+    if (storage := found.storage()) is not None:
+        console.print(storage, soft_wrap=True)
     for notice in found.notices:
         echo(notice, err=True)
     table = Table("kind", "exact", "mismatch", "unverified")
@@ -58,4 +62,6 @@ def verify(run: Path, as_json: bool, **options: Any) -> None:
         console.print(details)
         if len(wrong) > 40:
             console.print(f"and {len(wrong) - 40} more: --json lists all")
+    for limit in found.limits():
+        echo(f"Not proven: {limit}")
     sys.exit(0 if found.exact else 1)

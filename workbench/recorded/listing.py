@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from .. import manifest as manifests
 from ..errors import RunError, WorkbenchError
 from .recorded_run import RecordedRun
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def list_runs(folder: str | os.PathLike[str] = "runs") -> pd.DataFrame:
@@ -19,6 +21,8 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> pd.DataFrame:
     Raises:
         RunError: the folder does not exist.
     """
+    import pandas as pd
+
     root = Path(folder)
     if not root.is_dir():
         raise RunError(f"{root} does not exist; expected a folder that holds runs (workbench runs FOLDER)")

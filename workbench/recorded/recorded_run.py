@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import pandas as pd
 from msgspec import UNSET
 
 from .. import manifest as manifests
@@ -24,10 +23,12 @@ from ..errors import ReplayError, TelemetryError, WorkbenchError
 from ..manifest import Manifest
 from ..spikes import SpikeSettings, find_spikes
 from ..telemetry import Edits, Line, Restart, Telemetry
-from .layout import CHECKPOINTS, TELEMETRY, TRACES, refuse_links_out
+from .layout import CHECKPOINTS, TELEMETRY, refuse_links_out
 from .plan import Plan, plan_replay
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ..trace import Trace
     from ..verdict import Verdict
 
@@ -39,6 +40,8 @@ class RecordedRun:
         path: the folder.
         manifest: what `run.json` says.
     """
+
+    _spikes: tuple[Telemetry, pd.DataFrame] | None = None  # what was found, and in what
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -89,6 +92,11 @@ class RecordedRun:
             self._steps = (telemetry, telemetry.frame())
         return self._steps[1].copy()
 
+    def validations(self) -> pd.DataFrame:
+        """One row a validation, in the order of the log: segment, step (0: before the first step), val_loss. `steps`
+        has those of steps that were performed in the same segment; here are all."""
+        return self.telemetry.validations()
+
     @property
     def last_step(self) -> int:
         return self.telemetry.last_step()
@@ -98,6 +106,11 @@ class RecordedRun:
 
         A segment is judged with the steps that led to it as its past, as the trainer did.
         """
+        import pandas as pd
+
+        telemetry = self.telemetry
+        if self._spikes is not None and self._spikes[0] is telemetry:
+            return self._spikes[1].copy()
         given = self.manifest.spikes
         settings = SpikeSettings() if given is None else SpikeSettings(**given)
         frame = self.steps
@@ -107,11 +120,14 @@ class RecordedRun:
             past = self.history(entry.segment, entry.start, 6 * settings.window)
             spikes = find_spikes(pd.concat([past, own]).assign(segment=entry.segment), settings)
             found.append(spikes[spikes["step"] > entry.start])
-        return pd.concat(found, ignore_index=True)
+        self._spikes = (telemetry, pd.concat(found, ignore_index=True))
+        return self._spikes[1].copy()
 
     def rollbacks(self) -> pd.DataFrame:
         """Where training was taken back (see `recovery`): unstable_step, left (its segment), reason, step (the state
         gone back to), segment (in which it went on), rate_factor, skip_batch, in_a_row."""
+        import pandas as pd
+
         names = ["unstable_step", "left", "reason", "step", "segment", "rate_factor", "skip_batch", "in_a_row"]
         rows = [[getattr(line, name) for name in names] for line in self.telemetry.rollbacks]
         return pd.DataFrame([[None if value is UNSET else value for value in row] for row in rows], columns=names)
@@ -146,8 +162,21 @@ class RecordedRun:
             if number < step and seams.state_segment(self.manifest, committed, number, segment) == other
         ]
 
+    def checkpoint_sizes(self) -> pd.DataFrame:
+        """What each committed checkpoint takes on the disk, and the least that its state could take: step, segment,
+        bytes, new_bytes, limit_bytes, shared_bytes, ratio; see `CheckpointSize`.
+
+        Raises:
+            CheckpointError: a commit record or a tensor file can't be read.
+        """
+        from .checkpoint_sizes import checkpoint_sizes, size_frame
+
+        return size_frame(checkpoint_sizes(self))
+
     def norms(self, step: int, segment: int | None = None, around: int = 3) -> pd.DataFrame:
         """Logged per-layer norms of the steps around `step` (itself included): step, layer, kind, recorded."""
+        import pandas as pd
+
         segment = self.segment_of(step, segment)[0]
         kinds = dict(zip(telemetries.ARRAYS, ("activation", "gradient", "adam_m", "adam_v"), strict=True))
         rows = []
@@ -233,20 +262,21 @@ class RecordedRun:
         return plan_replay(self, steps, segment, passes, checkpoint)
 
     def verdict(self, step: int, segment: int | None = None) -> Verdict | None:
-        """What an autopsy of this step said, from the run's `traces` folder; None if none was made.
+        """What an autopsy of this step said, from the run's traces; None if none was made.
 
         Raises:
             ReplayError: as `segment_of`.
             WorkbenchError: the file is damaged.
         """
-        from .. import verdict
+        from .. import traces, verdict
 
         chosen = self.manifest.lineage(self.segment_of(step, segment)[0], step)
-        path = self.path / TRACES / verdict.file_name(step, chosen)
-        return verdict.read(path) if path.exists() else None
+        path = traces.find(self, verdict.file_name(step, chosen))
+        return None if path is None else verdict.read(path)
 
     def trace(self, step: int, segment: int | None = None) -> Trace | None:
-        """What the last replay of this step measured, from the run's `traces` folder; None if none was made.
+        """What the last replay of this step measured, from the run's traces; None if none was made. (Those of a
+        read-only run are in the user's cache folder.)
 
         Raises:
             ReplayError: as `segment_of`.

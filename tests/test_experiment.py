@@ -147,13 +147,15 @@ def test_state_arrays_include_frozen_parameters_and_are_sorted():
     assert list(state_arrays(model)) == ["layers.0.bias", "layers.0.weight", "layers.3.bias", "layers.3.weight"]
 
 
-def test_prepare_makes_arrays_row_major_without_changing_a_value():
+def test_prepare_keeps_transposed_views_and_closes_gaps_without_changing_a_value():
     job = experiment()
     job.model.layers[0].weight = mx.array(np.arange(32, dtype=np.float32).reshape(4, 8)).T
+    job.model.layers[3].weight = mx.array(np.arange(16, dtype=np.float32).reshape(1, 16))[:, ::2]
     before = tensor_bytes(state_arrays(job.model))
-    assert not memoryview(job.model.layers[0].weight).c_contiguous
     job.prepare()
-    assert memoryview(job.model.layers[0].weight).c_contiguous
+    assert memoryview(job.model.layers[0].weight).strides == (4, 32)
+    assert memoryview(job.model.layers[3].weight).strides == (32, 4)
+    assert job.relaid == {"layers.3.weight": (1, 8)}
     assert tensor_bytes(state_arrays(job.model)) == before
 
 

@@ -534,6 +534,7 @@ def test_one_flipped_bit_in_the_telemetry_turns_exactly_that_item_red(run):
 
     arrays = ("per_layer_act_norms", "per_layer_grad_norms", "adam_m_norms", "adam_v_norms")
     changes = {"batch_hash": [digest], "loss": [scalar("loss")], "grad_norm": [scalar("grad_norm")]}
+    changes["lr"] = [lambda line: line.update(lr=next_up(line["lr"])), lambda line: line.update(lr=None)]
     changes |= {name: [array(name, entry) for entry in (0, 1)] for name in arrays}
     changes |= {f"state.{name}": [lane(name)] for name in LANES}
     assert set(changes) == set(ITEMS) - {"checkpoint"}
@@ -590,7 +591,7 @@ def test_an_item_that_was_not_logged_is_unverified(run):
         "checkpoint",
     ]
     assert trace.exact
-    assert "all 11 recorded items" in trace.sentence()
+    assert "all 12 recorded items" in trace.sentence()
 
 
 @pytest.mark.parametrize("optimizer", [optim.SGD, optim.Lion, optim.Adafactor])

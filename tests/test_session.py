@@ -11,10 +11,12 @@ import mlx.core as mx
 import pytest
 import runs
 
-from workbench import open_run, session
+from workbench import fresh_replay, kernel_cache, open_run, traces
 from workbench.environment import numeric_environment
 from workbench.errors import CheckpointError, DataError, EnvironmentMismatch, ReplayError, RunError
+from workbench.fresh_replay import FreshProcess
 from workbench.record import Recorder
+from workbench.step import Stepper
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def test_every_step_of_a_run_replays_exactly_and_only_traces_are_added(path):
 
 
 def test_another_process_recorded_it_so_none_need_be_started(path, monkeypatch):
-    monkeypatch.setattr(session, "_watched", lambda *a: pytest.fail("a process was started"))
+    monkeypatch.setattr(FreshProcess, "start", lambda *a: pytest.fail("a process was started"))
     trace = replay(path)
     name, verdict, why = trace.badges()[0]
     assert (name, verdict) == ("repeatable", "exact") and "the recording process, another one, had them too" in why
@@ -65,24 +67,48 @@ def test_a_fresh_process_repeats_it(path):
 
 def test_a_run_of_this_very_process_is_no_witness_so_a_fresh_one_is_started(tmp_path, monkeypatch):
     started = []
-    real = session._watched
+    real = FreshProcess.start
 
-    def watched(command, tick):
-        started.append(command)
-        return real(command, tick)
+    def watched(self, first):
+        started.append(first)
+        real(self, first)
 
     assert runs.here("train", "--corpus", runs.corpus(), "--steps", 3, "--out", tmp_path / "run", *runs.FLAGS).code == 0
-    monkeypatch.setattr(session, "_watched", watched)
-    trace = replay(tmp_path / "run", 2)
-    assert len(started) == 1 and "and in a fresh process" in trace.badges()[0][2]
+    monkeypatch.setattr(FreshProcess, "start", watched)
+    traces = replay(tmp_path / "run", range(2, 4))
+    assert started == [2] and ["and in a fresh process" in trace.badges()[0][2] for trace in traces] == [True, True]
     trace = replay(tmp_path / "run", 2, fresh_process=False)
-    assert len(started) == 1 and "another process was not tried" in trace.badges()[0][2]
+    assert started == [2] and "another process was not tried" in trace.badges()[0][2]
+    replay(tmp_path / "run", 2, repeat=False)
+    assert started == [2]
+
+
+def test_a_fresh_process_is_started_late_where_the_first_doubt_comes_late(path, monkeypatch):
+    started = []
+    real = FreshProcess.start
+    monkeypatch.setattr(FreshProcess, "start", lambda self, first: started.append(first) or real(self, first))
+    runs.edit_line(path, 6, grad_norm_bits="0x00000000", grad_norm=0.0)
+    traces = replay(path, range(5, 8))
+    assert started == [6] and [trace.exact for trace in traces] == [True, False, False]
+    said = [trace.badges()[0][1:] for trace in traces]
+    assert [verdict for verdict, _ in said] == ["exact"] * 3
+    assert ["fresh process" in why for _, why in said] == [False, True, True]
+
+
+def test_a_fresh_process_waits_for_the_first_step_here(path, monkeypatch):
+    """Two processes that compile the same kernel write the same file, and either might read a half of it."""
+    order = []
+    go, perform = FreshProcess.go, Stepper.__call__
+    monkeypatch.setattr(FreshProcess, "go", lambda self: order.append("go") or go(self))
+    monkeypatch.setattr(Stepper, "__call__", lambda self, batch: order.append("step") or perform(self, batch))
+    replay(path, 6, fresh_process=True)
+    assert order[:2] == ["step", "go"]
 
 
 def test_a_segment_that_this_process_went_on_with_is_no_witness_either(path, monkeypatch):
     assert runs.here("train", "--out", path, "--resume", "--steps", 14).code == 0
     assert len(open_run(path).manifest.segments) == 1
-    monkeypatch.setattr(session._Child, "evidence", lambda self, step, say: pytest.fail(f"step {step}"))
+    monkeypatch.setattr(FreshProcess, "start", lambda self, step: pytest.fail(f"step {step}"))
     replay(path, 12)
     with pytest.raises(pytest.fail.Exception, match="step 13"):
         replay(path, 13)
@@ -90,9 +116,9 @@ def test_a_segment_that_this_process_went_on_with_is_no_witness_either(path, mon
 
 def test_a_fresh_process_with_other_bits_is_a_mismatch(path, monkeypatch):
     """The gate can fail: the other process is made to say that one bit of the loss was different."""
-    real = session._Child.evidence
+    real = FreshProcess.evidence
     monkeypatch.setattr(
-        session._Child, "evidence", lambda self, step, say: real(self, step, say) | {"loss": "0x00000000"}
+        FreshProcess, "evidence", lambda self, step, say: real(self, step, say) | {"loss": "0x00000000"}
     )
     trace = replay(path, fresh_process=True)
     assert trace.badges()[0][1:] == ("mismatch", "a fresh process gave other bits: loss")
@@ -102,7 +128,7 @@ def test_a_range_through_segments_is_repeated_by_fresh_processes(tmp_path):
     path = runs.segmented(tmp_path)
     traces = replay(path, range(8, 10), fresh_process=True)
     assert [(trace.step, trace.record.segment) for trace in traces] == [(8, 0), (9, 1)]
-    assert all(trace.exact and "fresh process" in trace.badges()[0][2] for trace in traces)
+    assert all(trace.exact and "in a fresh process" in trace.badges()[0][2] for trace in traces)
 
 
 @pytest.mark.parametrize("fails", ["raises", "killed"])
@@ -111,8 +137,8 @@ def test_a_fresh_process_that_fails_is_a_sentence(path, monkeypatch, fails):
         "raises": "import sys; print('Traceback (most recent call last)', file=sys.stderr); sys.exit('workbench: no!')",
         "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
     }
-    real = session._watched
-    monkeypatch.setattr(session, "_watched", lambda command, tick: real([sys.executable, "-c", program[fails]], tick))
+    command = [sys.executable, "-c", program[fails]]
+    monkeypatch.setattr(fresh_replay, "python_command", lambda *arguments: command)
     end = {"raises": "fresh process failed: no!", "killed": "said nothing, and ended with code -9"}
     message = refused(path, ReplayError, end[fails], fresh_process=True)
     assert "Traceback" not in message and "\n" not in message
@@ -130,12 +156,34 @@ def test_cancelling_ends_the_fresh_process_too(path, monkeypatch):
         if "fresh process" in what and started:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(session.subprocess, "Popen", watched)
+    monkeypatch.setattr(fresh_replay.subprocess, "Popen", watched)
     before = runs.digest(path)
     with pytest.raises(KeyboardInterrupt):
         replay(path, fresh_process=True, progress=progress)
     assert len(started) == 1 and started[0].poll() is not None
     assert runs.digest(path) == before
+
+
+def test_compiling_kernels_is_said_before_and_after(path, monkeypatch, tmp_path):
+    """What is compiled is not, so that the test is short: a file appears where MLX puts them."""
+    place = tmp_path / "kernels"
+    monkeypatch.setattr(kernel_cache, "folder", lambda backend: place)
+
+    def step(self, batch):
+        place.mkdir(exist_ok=True)
+        (place / f"lib{len(list(place.iterdir()))}.so").touch()
+        return perform(self, batch)
+
+    perform = Stepper.__call__
+    monkeypatch.setattr(Stepper, "__call__", step)
+    said = []
+    replay(path, 6, progress=lambda done, total, what: said.append(what), fresh_process=False, repeat=False)
+    assert "no compiled kernels" in said[0]
+    shown = runs.here("replay", path, "--step", 5, "--quick").err
+    assert "1 kernel was compiled meanwhile" in shown and "no compiled kernels" not in shown
+    shutil.rmtree(place)
+    shown = runs.here("replay", path, "--step", 6, "--quick").err
+    assert "no compiled kernels" in shown and "2 kernels were compiled meanwhile" in shown
 
 
 def test_the_verdict_is_red_when_the_record_is_not_this_runs(path):
@@ -299,8 +347,8 @@ def test_a_doctored_checkpoint_departs_at_the_restored_state(path):
 
 def test_a_read_only_run_has_its_traces_in_the_users_cache(path, tmp_path, monkeypatch):
     """Permissions mean nothing to root, so the answer of the system is given here."""
-    monkeypatch.setattr(session.os, "access", lambda place, mode: False)
-    monkeypatch.setattr(session.platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache" / name))
+    monkeypatch.setattr(traces.os, "access", lambda place, mode: False)
+    monkeypatch.setattr(traces.platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache" / name))
     before = runs.digest(path)
     trace = replay(path)
     assert trace.exact and runs.digest(path) == before
@@ -325,7 +373,7 @@ def test_a_second_replay_replaces_the_trace_whole(path):
 def test_a_trace_that_can_not_be_written_damages_nothing(path, tmp_path):
     (tmp_path / "file").write_text("")
     before = runs.digest(path)
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(ReplayError, match="nothing can be written to .*file .*; name another folder"):
         replay(path, trace_dir=tmp_path / "file")
     assert runs.digest(path) == before
 

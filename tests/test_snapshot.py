@@ -203,13 +203,16 @@ def test_the_random_state_is_restored_after_the_sampler_was_positioned():
     assert random_key() == state.rng
 
 
-def test_restored_arrays_are_row_major(checkpoint):
+def test_restored_arrays_lie_in_memory_as_they_did(checkpoint):
     _, state = checkpoint
     job = experiment(dropout=0.1)
-    weight = mx.contiguous(state.weights["layers.0.weight"].T).T  # the same values, stored by column
-    restore(job, State(4, state.weights | {"layers.0.weight": weight}, state.optimizer, state.rng, state.cursor))
-    assert memoryview(job.model.layers[0].weight).c_contiguous
-    assert_same_state(state_of(job, 4), state)
+    weight = state.weights["layers.0.weight"]
+    turned = mx.contiguous(weight.T).T  # the same values, stored by column
+    gaps = mx.stack([weight, weight], axis=-1)[..., 0]
+    for given, strides in ((weight, (16, 4)), (turned, (4, 32)), (gaps, (16, 4))):
+        restore(job, State(4, state.weights | {"layers.0.weight": given}, state.optimizer, state.rng, state.cursor))
+        assert memoryview(job.model.layers[0].weight).strides == strides
+        assert_same_state(state_of(job, 4), state)
 
 
 CHANGES = {

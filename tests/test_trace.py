@@ -240,8 +240,8 @@ def test_a_norm_that_is_not_finite_comes_from_its_bits():
 
 
 def test_the_sentence_counts_what_was_compared(traces):
-    assert traces[0].sentence() == "Step 1 is exact: all 13 recorded items have the run's bits."
-    assert traces[1].sentence() == "Step 2 is exact: all 14 recorded items have the run's bits."  # it has a checkpoint
+    assert traces[0].sentence() == "Step 1 is exact: all 14 recorded items have the run's bits."
+    assert traces[1].sentence() == "Step 2 is exact: all 15 recorded items have the run's bits."  # it has a checkpoint
 
 
 def changed(record, **fields):

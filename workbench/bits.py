@@ -51,9 +51,10 @@ def json_floats(values: Sequence[np.float32 | None]) -> tuple[list[float | None]
         The numbers, null where undefined or not finite; and, only when an entry is not finite, the bits of every
         defined entry, so that NaN, inf and "undefined" stay apart.
     """
+    defined = np.array([value for value in values if value is not None], np.float32)
+    if np.isfinite(defined).all():  # asked once: every step logs four of these arrays
+        return [None if value is None else float(str(np.float32(value))) for value in values], None
     numbers = [None if value is None else json_float(value) for value in values]
-    if all(value is None or np.isfinite(value) for value in values):
-        return numbers, None
     return numbers, [None if value is None else float_bits(value) for value in values]
 
 

@@ -144,8 +144,8 @@ class Capture:
 
     def __init__(self, model: nn.Module, layers: Sequence[str], *, gradients: bool = False) -> None:
         modules = dict(model.named_modules())
-        paths = {id(modules[path]): path for path in layers}
-        self._watch = ModuleCalls(paths, dict.fromkeys(type(modules[path]) for path in layers), self._around)
+        self._paths = {id(modules[path]): path for path in layers}
+        self._classes = dict.fromkeys(type(modules[path]) for path in layers)
         self._gradients = gradients
         self._calls: dict[str, int] = {}
         self.activations: dict[str, mx.array] = {}
@@ -161,6 +161,7 @@ class Capture:
         return {path: found[key] for path, key in keys.items() if key in found}
 
     def __enter__(self) -> Capture:
+        self._watch = ModuleCalls(self._paths, self._classes, self._around)
         self._watch.__enter__()
         return self
 
@@ -168,6 +169,7 @@ class Capture:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watch.__exit__(kind, error, trace)
+        del self._watch  # it knows this object: a circle would keep all activations until Python looks for circles
 
     def _around(self, path: str, perform: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return self._keep(path, perform(*args, **kwargs))

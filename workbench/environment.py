@@ -32,6 +32,11 @@ PROCESS = uuid.uuid4().hex
 _PREFIXES = ("MLX_", "GATED_", "OPENBLAS_", "OMP_", "MKL_", "BLIS_", "VECLIB_", "CUBLAS", "NVIDIA_TF32_OVERRIDE")
 # Scheduling, caching and paths only: no effect on bits.
 _HARMLESS = ("MLX_BFS_MAX_WIDTH", "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER", "MLX_PTX_CACHE_DIR")
+# Where the ranks of a data-parallel run meet; how they add is in the manifest (see `ranks.rank_setup`).
+_MEETING = (
+    *("MLX_RANK", "MLX_WORLD_SIZE", "MLX_HOSTFILE", "MLX_RING_VERBOSE"),
+    *("MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR"),
+)
 
 
 def numeric_environment() -> dict[str, Any]:
@@ -55,7 +60,7 @@ def numeric_environment() -> dict[str, Any]:
         "variables": {
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(_PREFIXES) and name not in _HARMLESS
+            if name.startswith(_PREFIXES) and name not in (*_HARMLESS, *_MEETING)
         },
     }
 

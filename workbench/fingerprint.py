@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from typing import Any
 
 import mlx.core as mx
@@ -19,7 +18,7 @@ import xxhash
 from . import cuda
 from .errors import RunError
 from .files import canonical_json
-from .host import raw_views, square_sum
+from .host import quiet, quiet_square_sum, raw_views
 from .mixing import digest
 from .telemetry import LANES
 
@@ -54,23 +53,21 @@ def fingerprint(tensors: Mapping[str, mx.array], method: str = BYTES, squares: d
         paths = sorted(tensors)
         return _of_digests(_headers(tensors, paths), digests([tensors[path] for path in paths]))
     found, paths = xxhash.xxh3_128(), sorted(tensors)
-    for path, view in zip(paths, raw_views([tensors[path] for path in paths]), strict=True):
-        array = tensors[path]
-        found.update(_header(path, array.dtype, array.shape))
-        if squares is not None and array.dtype == mx.float32 and _is_row_major(array):
-            squares[path] = square_sum(view.reshape(-1), found.update)
-        elif view.size:
-            found.update(view.data)
+    with quiet():
+        for path, view in zip(paths, raw_views([tensors[path] for path in paths]), strict=True):
+            array = tensors[path]
+            found.update(_header(path, array.dtype, array.shape))
+            # A view that numpy had to copy is in row-major order, the array is not: its squares are added in its own.
+            if squares is not None and array.dtype == mx.float32 and not view.flags.owndata:
+                squares[path] = quiet_square_sum(view.reshape(-1), found.update)
+            elif view.size:
+                found.update(view.data)
     return found.hexdigest()
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _header(path: str, dtype: mx.Dtype, shape: tuple[int, ...]) -> bytes:
     return f"{path}\0{dtype}\0{shape}\0".encode()
-
-
-def _is_row_major(array: mx.array) -> bool:
-    return np.asarray(copy(array)).flags.c_contiguous
 
 
 def _headers(tensors: Mapping[str, mx.array], paths: Iterable[str]) -> bytes:
@@ -118,11 +115,7 @@ def lanes(
     if method == MIXED:
         plan = LanePlan(weights, optimizer)
         return plan.lanes(digests(plan.arrays), rng, cursor)
-    found = {
-        lane: fingerprint(group, BYTES, squares if lane != "weights" else None)
-        for lane, group in _grouped(weights, optimizer).items()
-    }
-    return _with_json(found, rng, cursor)
+    return BytesPlan(weights, optimizer).lanes(rng, cursor, squares)
 
 
 def _grouped(weights: Mapping[str, mx.array], optimizer: Mapping[str, mx.array]) -> dict[str, dict[str, mx.array]]:
@@ -135,6 +128,23 @@ def _grouped(weights: Mapping[str, mx.array], optimizer: Mapping[str, mx.array])
 def _with_json(found: dict[str, str], rng: Iterable[int], cursor: Mapping[str, Any]) -> dict[str, str]:
     found |= {"rng": fingerprint_json(list(rng)), "cursor": fingerprint_json(cursor)}
     return {lane: found[lane] for lane in LANES}
+
+
+class BytesPlan:
+    """The arrays of each lane of a state, which need not be evaluated yet."""
+
+    def __init__(self, weights: Mapping[str, mx.array], optimizer: Mapping[str, mx.array]) -> None:
+        self._groups = _grouped(weights, optimizer)
+
+    def lanes(
+        self, rng: Iterable[int], cursor: Mapping[str, Any], squares: dict[str, float] | None = None
+    ) -> dict[str, str]:
+        """The fingerprints. `squares` as of the function `lanes`."""
+        found = {
+            lane: fingerprint(group, BYTES, squares if lane != "weights" else None)
+            for lane, group in self._groups.items()
+        }
+        return _with_json(found, rng, cursor)
 
 
 class LanePlan:

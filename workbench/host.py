@@ -38,6 +38,13 @@ def float_views(arrays: Sequence[mx.array]) -> list[np.ndarray]:
     return [np.asarray(array).ravel(order="K") for array in plain]
 
 
+def strides(array: mx.array) -> tuple[int, ...]:
+    """Bytes from one element to the next along each axis."""
+    found = memoryview(copy(array)).strides  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
 def square_sum(values: np.ndarray, also: Callable[[Any], object] | None = None) -> float:
     """Sum of squares of a flat float32 array, as float64: float32 products and partial sums over 4096 elements (BLAS
     dot), float64 above. Values whose squares leave float32's range are squared in float64 instead.
@@ -45,10 +52,25 @@ def square_sum(values: np.ndarray, also: Callable[[Any], object] | None = None) 
     Args:
         also: called with each stretch of the bytes in turn, while it is in the cache: one read of memory does for both.
     """
-    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+    with quiet():
+        return quiet_square_sum(values, also)
+
+
+def quiet() -> np.errstate:
+    """Within: numpy says nothing of what overflows, underflows or is no number."""
+    return np.errstate(over="ignore", invalid="ignore", under="ignore")
+
+
+def quiet_square_sum(values: np.ndarray, also: Callable[[Any], object] | None = None) -> float:
+    """`square_sum`, to be called within `quiet`: for many small arrays, entering it takes longer than the sum."""
+    if values.size > _BLOCK:
         total = _blockwise(values, also)
-        if not 1e-30 < total < 1e30:  # overflow, underflow, NaN, or exactly zero
-            total = _blockwise(values.astype(np.float64))
+    else:  # one BLAS call
+        if also is not None and values.size:
+            also(values)
+        total = float(values.dot(values))
+    if not 1e-30 < total < 1e30:  # overflow, underflow, NaN, or exactly zero
+        total = _blockwise(values.astype(np.float64))
     return total
 
 
@@ -64,7 +86,7 @@ def _blockwise(values: np.ndarray, also: Callable[[Any], object] | None = None) 
         if whole < stretch.size:  # only the last one
             rest = float(np.vecdot(stretch[whole:], stretch[whole:]))
     whole_sums = sums[0] if len(sums) == 1 else np.concatenate(sums or [np.zeros(0)])
-    return float(np.sum(whole_sums, dtype=np.float64)) + rest
+    return float(np.add.reduce(whole_sums, dtype=np.float64)) + rest
 
 
 def norm(arrays: Sequence[np.ndarray]) -> np.float32:

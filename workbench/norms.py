@@ -8,7 +8,7 @@ from typing import TypeVar
 import mlx.core as mx
 
 from . import cuda, host
-from .host import float_views, square_sum
+from .host import float_views, quiet, quiet_square_sum
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -34,4 +34,5 @@ def square_sums(arrays: Mapping[Name, mx.array], known: Mapping[Name, float] | N
         # Squares that left float32's range there are added again on the host, which squares such values in float64.
         rest = [name for name in arrays if not 1e-30 < found[name] < 1e30]
     views = float_views([arrays[name] for name in rest])
-    return found | {name: square_sum(view) for name, view in zip(rest, views, strict=True)}
+    with quiet():
+        return found | {name: quiet_square_sum(view) for name, view in zip(rest, views, strict=True)}

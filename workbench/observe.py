@@ -5,23 +5,24 @@ Knows a performed step; nothing of files, comparison or probes.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from . import cuda
 from .bits import bits_float, float_bits, json_float
-from .experiment import Batch, Experiment, batch_hash, kept_arrays, random_key, set_random_key, state_arrays
-from .fingerprint import MIXED, LanePlan, lanes, method_here
+from .experiment import Batch, Experiment, random_key, set_random_key
+from .fingerprint import method_here
 from .norms import square_sums
 from .rate_scale import scale_schedules
+from .readings import HostReading, Norms, Read, Reading, reading
+from .readings import moment_paths as moment_paths
 from .snapshot import read, restore
 from .step import Stepper, StepResult, optimizer_states
-from .telemetry import ARRAYS, Edits, Restart, array_fields, scalar_fields
+from .telemetry import ARRAYS, Edits, Restart, array_fields, rate_bits, scalar_fields
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,19 @@ class Observation:
         state: fingerprint of each lane of the state after the update.
         lr: the learning rate that the update used.
         method: of the fingerprints.
+        ready: fields that were made while the step was computed, by name, each with the norms that they are of.
+        arrays: new handles of the state's arrays, weights and optimizer, if it was asked to hold them.
     """
 
     batch_hash: str
     loss: np.float32
     grad_norm: np.float32
-    norms: dict[str, list[np.float32 | None]]
+    norms: dict[str, Norms]
     state: dict[str, str]
     lr: float | None
     method: str
+    ready: Mapping[str, tuple[Norms, dict[str, Any]]] = field(default_factory=dict, repr=False, compare=False)
+    arrays: tuple[dict[str, mx.array], dict[str, mx.array]] | None = field(default=None, repr=False, compare=False)
 
     def evidence(self) -> dict[str, Any]:
         """The comparable items, as bits, named as in a trace."""
@@ -53,6 +58,7 @@ class Observation:
             "batch_hash": self.batch_hash,
             "loss": float_bits(self.loss),
             "grad_norm": float_bits(self.grad_norm),
+            "lr": rate_bits(self.lr),
             **arrays,
             **{f"state.{lane}": value for lane, value in self.state.items()},
         }
@@ -62,7 +68,8 @@ class Observation:
         found: dict[str, Any] = {"batch_hash": self.batch_hash, "state": self.state}
         found |= scalar_fields("loss", self.loss) | scalar_fields("grad_norm", self.grad_norm)
         for name in ARRAYS:
-            found |= array_fields(name, self.norms[name])
+            norms, fields = self.ready.get(name, (None, {}))
+            found |= fields if norms is self.norms[name] else array_fields(name, self.norms[name])
         return found | {"lr": None if self.lr is None else json_float(self.lr)}
 
 
@@ -76,84 +83,72 @@ def observe(
         method: of the fingerprints, as the run's manifest names it; None: the one that costs least here.
     """
     method = method or method_here()
-    if method == MIXED and cuda.available():
-        asked = result.asked
-        if not isinstance(asked, Request):
-            asked = Request(stepper, result.gradients, result.activations)
-            mx.eval(asked.pending)
-        optimizer = asked.optimizer
-        state, known = asked.answers(random_key(), cursor)
-    else:
-        optimizer, sums = kept_arrays(stepper.experiment), dict[str, float]()
-        state = lanes(state_arrays(stepper.experiment.model), optimizer, random_key(), cursor, method, sums)
-        known = {("optimizer", path): value for path, value in sums.items()}
-    owned = [stepper.owned[path] for path in stepper.layers]
-    outputs = [[path] for path in stepper.layers]
-    found = zip(ARRAYS, _squares(result, optimizer, known), (outputs, *[owned] * 3), strict=True)
-    norms = {name: _roots(values, layers) for name, values, layers in found}
-    return Observation(
-        batch_hash(batch), result.loss, result.grad_norm, norms, state, learning_rate(stepper.experiment), method
-    )
+    asked = result.asked
+    if not isinstance(asked, Reading) or asked.batch is not batch or asked.method != method or asked.done:
+        asked = reading(stepper.experiment, batch, result.gradients, result.activations, method)
+        mx.eval(asked.pending)
+    found = asked.read(random_key(), cursor)
+    norms = _norms(stepper, result, asked, found)
+    rate = learning_rate(stepper.experiment)
+    arrays = (asked.weights, asked.optimizer) if asked.hold else None
+    asked.drop()
+    numbers = result.loss, result.grad_norm
+    return Observation(asked.batch_hash, *numbers, norms, found.state, rate, method, asked.ready, arrays)
 
 
-class Request:
-    """Digests of the state and sums of squares, asked of a CUDA device together with the step, which then costs the
-    time of reading only: all else is done while the device computes the step.
+def measure_alongside(stepper: Stepper, *, hold: bool = False) -> Stepper:
+    """Makes the stepper ask for what `observe` will want, while it computes the step.
 
-    Attributes:
-        optimizer: the optimizer's arrays by path.
+    Args:
+        hold: have the observation keep hold of the state's arrays, for who will capture the state.
     """
 
-    def __init__(
-        self, stepper: Stepper, gradients: Mapping[str, mx.array], activations: Mapping[str, mx.array]
-    ) -> None:
-        experiment = stepper.experiment
-        self.optimizer = kept_arrays(experiment)
-        self._plan = LanePlan(state_arrays(experiment.model), self.optimizer)
-        self._others = [("activation", path) for path in activations] + [("gradient", path) for path in gradients]
-        self._state = cuda.launch(self._plan.arrays, digests=True)
-        self._other = cuda.launch([*activations.values(), *gradients.values()], digests=False)
+    def ask(batch: Batch, gradients: Mapping[str, mx.array], activations: Mapping[str, mx.array]) -> Reading:
+        found = reading(stepper.experiment, batch, gradients, activations, method_here())
+        found.hold = hold
+        if isinstance(found, HostReading):
+            outputs, parameters = _layers(stepper)
+            found.norms = _roots((found.activations, outputs), (found.gradients, parameters))
+            named = zip(ARRAYS, found.norms, strict=False)  # the first two
+            found.ready = {name: (norms, array_fields(name, norms)) for name, norms in named}
+        return found
 
-    @property
-    def pending(self) -> Any:
-        return self._state.pending, self._other.pending
-
-    def answers(
-        self, rng: Iterable[int], cursor: Mapping[str, Any]
-    ) -> tuple[dict[str, str], dict[tuple[str, str], float]]:
-        """The lanes' fingerprints, and the sum of squares of each array by kind and path."""
-        (squares, digests), (others, _) = self._state.result(), self._other.result()
-        sums = dict(zip(self._plan.names, squares.tolist(), strict=True))
-        return self._plan.lanes(digests, rng, cursor), sums | dict(zip(self._others, others.tolist(), strict=True))
-
-
-def measure_alongside(stepper: Stepper) -> Stepper:
-    """Makes the stepper ask for what `observe` will want, where that saves time."""
-    if cuda.available():
-        stepper.ask = lambda gradients, activations: Request(stepper, gradients, activations)
+    stepper.ask = ask
     return stepper
 
 
-def _squares(
-    result: StepResult, optimizer: Mapping[str, mx.array], known: Mapping[tuple[str, str], float]
-) -> list[dict[str, float]]:
-    """The sums of squares of outputs by layer, and of gradients, `m` and `v` by parameter."""
-    named = {("activation", path): array for path, array in result.activations.items()}
-    named |= {("gradient", path): array for path, array in result.gradients.items()}
-    moments = [moment_paths(optimizer, leaf, result.gradients) for leaf in ("m", "v")]
-    named |= {("optimizer", path): optimizer[path] for paths in moments for path in paths.values()}
-    sums = square_sums(named, known)
-    found = [{path: sums["activation", path] for path in result.activations}]
-    found.append({path: sums["gradient", path] for path in result.gradients})
-    return found + [{parameter: sums["optimizer", path] for parameter, path in paths.items()} for paths in moments]
+def _norms(stepper: Stepper, result: StepResult, asked: Reading, found: Read) -> dict[str, Norms]:
+    """The four per-layer arrays: L2 norm of each layer, from the sums of squares of its arrays; None without any."""
+    outputs, parameters = _layers(stepper)
+    names = [path for paths in asked.moments for path in paths.values()]
+    optimizer = square_sums({path: asked.optimizer[path] for path in names}, found.optimizer)
+    moments = [{parameter: optimizer[path] for parameter, path in paths.items()} for paths in asked.moments]
+    last = _roots(*((squares, parameters) for squares in moments))
+    if asked.norms is None:
+        activations = square_sums(result.activations, found.activations)
+        gradients = square_sums(result.gradients, found.gradients)
+        first = _roots((activations, outputs), (gradients, parameters))
+    else:
+        first = asked.norms
+    return dict(zip(ARRAYS, [*first, *last], strict=True))
 
 
-def _roots(squares: Mapping[str, float], layers: Iterable[Iterable[str]]) -> list[np.float32 | None]:
-    """L2 norm of each layer from the sums of squares of its arrays; None for one without any."""
-    sums = [[squares[path] for path in paths if path in squares] for paths in layers]
+def _layers(stepper: Stepper) -> tuple[list[list[str]], list[list[str]]]:
+    """The outputs and the parameters of each layer."""
+    return [[path] for path in stepper.layers], [stepper.owned[path] for path in stepper.layers]
+
+
+def _roots(*kinds: tuple[Mapping[str, float], list[list[str]]]) -> list[Norms]:
+    """L2 norm of each layer from the sums of squares of its arrays, for several kinds of them; None for one without."""
+    sums: list[float | None] = []
+    for squares, layers in kinds:
+        for paths in layers:
+            own = [squares[path] for path in paths if path in squares]
+            sums.append(sum(own) if own else None)
     with np.errstate(over="ignore", invalid="ignore"):
-        roots = np.sqrt(np.array([sum(values) for values in sums], np.float64)).astype(np.float32)
-    return [root if values else None for root, values in zip(roots, sums, strict=True)]
+        roots = np.sqrt(np.array([0.0 if one is None else one for one in sums], np.float64)).astype(np.float32)
+    values = iter([None if one is None else root for one, root in zip(sums, roots, strict=True)])
+    return [[next(values) for _ in layers] for _, layers in kinds]
 
 
 def learning_rate(experiment: Experiment) -> float | None:
@@ -197,16 +192,3 @@ def edit(experiment: Experiment, edits: Edits) -> None:
 def moments(optimizer: Mapping[str, mx.array], leaf: str, parameters: Container[str]) -> dict[str, mx.array]:
     """The optimizer's arrays named `leaf`, by path of the parameter."""
     return {parameter: optimizer[path] for parameter, path in moment_paths(optimizer, leaf, parameters).items()}
-
-
-def moment_paths(optimizer: Iterable[str], leaf: str, parameters: Container[str]) -> dict[str, str]:
-    """Paths of the optimizer's arrays named `leaf`, by parameter. A MultiOptimizer has them under ``states.K.``."""
-    found = {}
-    for path in optimizer:
-        owner, _, name = path.rpartition(".")
-        if name == leaf:
-            for parameter in (owner, owner.split(".", 2)[-1]):
-                if parameter in parameters:
-                    found[parameter] = path
-                    break
-    return found

@@ -15,9 +15,11 @@ from mlx.utils import tree_flatten
 from .bits import float_bits
 from .experiment import Batch, random_state
 from .fingerprint import fingerprint
+from .numbered_batch import arguments
 from .probes.measure import measure
 from .probes.measured import Row
 from .probes.watch import Forward, Watch
+from .ranks.world import everywhere
 from .snapshot import State, restore
 from .step import Stepper, StepResult, forward_backward
 
@@ -64,10 +66,13 @@ def probe(stepper: Stepper, batch: Batch, exact: StepResult, *, compiled: bool, 
 
     state = [experiment.model.state, mx.random.state]
     run = mx.compile(forward, inputs=state, outputs=state) if compiled else forward
-    loss, gradients, activations, activation_gradients, seen = run(*batch)
+    loss, gradients, activations, activation_gradients, seen = run(
+        *arguments(batch, compiled=experiment.options.compile)
+    )
     _evaluate([loss, gradients, activations, activation_gradients, experiment.model.parameters(), random_state()], seen)
     same_loss = float_bits(loss.item()) == float_bits(exact.loss)
-    certified = same_loss and fingerprint(gradients) == fingerprint(exact.gradients)
+    # Ranks that perform a step together go on to the next pass together.
+    certified = everywhere(same_loss and fingerprint(gradients) == fingerprint(exact.gradients))
     rows = measure("activation", activations) + measure("activation_gradient", activation_gradients)
     noted = watch.forward(seen) if watched else None
     return Probe(certified, compiled, rows, noted, certified if watched else None)

@@ -97,8 +97,9 @@ def replay_steps(
         raise ReplayError(
             f"steps {list(steps)} can't be replayed from state {start.step}; expected ascending later steps"
         )
-    stepper = measure_alongside(Stepper(experiment, layers))
+    # Restored first: a model's initial weights are lazy, and in its place none of them are ever computed.
     restore(experiment, start)
+    stepper = measure_alongside(Stepper(experiment, layers))
     departed = _departure(evidence(start.step), {"state": start.lanes(method)}, start.step, "restored state", layers)
     extra = {step: int(repeat(step)) + int(with_probe) for step in steps}
     total = steps[-1] - start.step + sum(extra.values())

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from . import manifest as manifests
 from .recorded.layout import CHECKPOINTS, TELEMETRY, TRACES, refuse_existing
 from .recorded.listing import list_runs
@@ -19,6 +17,10 @@ from .recorded.plan import Plan, asked_step, asked_steps, duration
 from .recorded.recorded_run import RecordedRun
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    import pandas as pd
+
     from .experiment import Experiment
     from .trace import Trace
     from .verdict import Verdict
@@ -227,6 +229,48 @@ class Run(RecordedRun):
             progress=progress or _unseen,
         )
 
+    def resumption(
+        self,
+        checkpoint: int,
+        *,
+        steps: int = 8,
+        segment: int | None = None,
+        experiment: Experiment | None = None,
+        factory: str | None = None,
+        other_environment: bool = False,
+        progress: Callable[[int, int, str], None] | None = None,
+    ) -> Any:
+        """Restores a checkpoint and goes on from it, beside what this very run did past it. Writes nothing.
+
+        The restored state and the steps from it on are judged apart: the first says whether saving and restoring are
+        whole, the second whether a step depends on anything beside the state.
+
+        Args:
+            checkpoint: its step.
+            steps: after it, at most; fewer where the run ends, or departs.
+            segment: whose steps are compared, where several go on from the checkpoint and differ.
+            experiment, factory, other_environment, progress: as for `replay`.
+
+        Returns:
+            A `workbench.resumption.Resumption`.
+
+        Raises:
+            ReplayError: there is no such checkpoint, or no step after it.
+            CheckpointError, DataError, ExperimentError, EnvironmentMismatch: as for `replay`.
+        """
+        from .resumption import resumption_of  # imports MLX
+
+        return resumption_of(
+            self,
+            asked_step(checkpoint, "a resumption"),
+            steps,
+            segment=segment,
+            experiment=experiment,
+            factory=factory,
+            other_environment=other_environment,
+            progress=progress or _unseen,
+        )
+
     def batch_facts(
         self,
         step: int,
@@ -343,11 +387,39 @@ class Run(RecordedRun):
             progress=progress or _unseen,
         )
 
+    def replay_many(
+        self,
+        steps: int | Sequence[int],
+        *,
+        workers: int | None = None,
+        executor: Executor | None = None,
+        segment: int | None = None,
+        factory: str | None = None,
+        other_environment: bool = False,
+        progress: Callable[[int, int, str], None] | None = None,
+    ) -> pd.DataFrame:
+        """Replays many steps, spread over processes: a verdict each, and nothing written.
+
+        Args, columns and errors: see `many.replay_many`.
+        """
+        from .many import replay_many
+
+        return replay_many(
+            [(self, step) for step in asked_steps(steps)],
+            workers=workers,
+            executor=executor,
+            segment=segment,
+            factory=factory,
+            other_environment=other_environment,
+            progress=progress,
+        )
+
     def verify(
         self,
         *,
         replay: int = 0,
         seed: int = 0,
+        workers: int | None = None,
         experiment: Experiment | None = None,
         factory: str | None = None,
         other_environment: bool = False,
@@ -359,6 +431,7 @@ class Run(RecordedRun):
         Args:
             replay: how many steps to prove, spread over the run.
             seed: of the sample.
+            workers: processes to prove them in, as for `many.replay_many`; None: this one.
             experiment, factory, other_environment, progress: as `replay`.
 
         Returns:
@@ -375,6 +448,7 @@ class Run(RecordedRun):
             self,
             replay=replay,
             seed=seed,
+            workers=workers,
             experiment=experiment,
             factory=factory,
             other_environment=other_environment,

@@ -5,12 +5,9 @@ The bridge between run folders and the core; the core knows nothing of it.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,33 +15,41 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 import numpy as np
-import platformdirs
 
-from . import snapshot, trace
+from . import kernel_cache, snapshot, trace
 from .batches.batch_files import as_numpy
 from .bits import json_float
+from .broken_state import broken_before
 from .capture import layers_of
 from .environment import PROCESS, differences, numeric_environment, on_device
-from .errors import CheckpointError, EnvironmentMismatch, ExperimentError, ReplayError
+from .errors import CheckpointError, EnvironmentMismatch, ExperimentError
 from .experiment import Experiment, random_key, set_random_key
 from .fingerprint import known_method
+from .fresh_replay import Asked, FreshProcess
 from .hyperparameters import describe_optimizer, other_parts
-from .interpreter import python_command
 from .norms import method_here
+from .ranks import launching
+from .ranks.attendance import attended, other_wiring, refuse_ranks
+from .ranks.joined import joined
+from .ranks.rank_run import RankRun
+from .ranks.world import barrier, world
 from .rebuild import rebuild, software_differences
 from .replay import Outcome, Progress, replay_steps
-from .run import CHECKPOINTS, TRACES, Plan, Run
+from .run import CHECKPOINTS, Plan, Run
 from .snapshot import State
 from .sources import changed, code_of
 from .stored_batches import with_stored_batches
 from .telemetry import ARRAYS, Edits
 from .trace import Gate, Trace, TraceRecord
+from .traces import traces_folder, writing
 
 
 def replay_run(run: Run, steps: int | range, **options: Any) -> list[Trace]:
     """See `Run.replay`."""
+    if launching.needed(run.manifest):
+        return launching.replay_launched(run, steps, **options)
     with undisturbed():
-        return _replay_run(run, steps, **options)
+        return _replay_run(attended(run), steps, **options)
 
 
 @contextmanager
@@ -107,6 +112,8 @@ def prepared(
         EnvironmentMismatch: this machine differs from the run's and `other_environment` is not set.
         CheckpointError, DataError, ExperimentError: the state or the experiment can't be had.
     """
+    if not isinstance(run, RankRun):
+        refuse_ranks(run.manifest, run.path, "an autopsy, a what-if or a ladder")
     performed = {run.manifest.lineage(plan.segment, step) for step in range(plan.checkpoint[0] + 1, plan.steps[-1] + 1)}
     recorded = [run.manifest.segments[segment].environment for segment in sorted(performed)]
     method = known_method(run.manifest.fingerprint, run.path)
@@ -115,6 +122,7 @@ def prepared(
         here = numeric_environment()
         unlike = list(dict.fromkeys(phrase for one in recorded for phrase in differences(one, here)))
         unlike += software_differences(run.manifest) if experiment is None else []
+        unlike += other_wiring(run.manifest)
         if unlike and not other_environment:
             raise EnvironmentMismatch(
                 f"this machine computes differently from the one that recorded {run.name}: {'; '.join(unlike)}. Replay "
@@ -169,13 +177,27 @@ def _replay_run(
 ) -> list[Trace]:
     """`whole`: which steps are replayed for their own sake; others are not repeated, and their traces not written."""
     plan = run.plan(steps, segment, checkpoint=checkpoint)
-    child = None if experiment is not None else _Child(run, plan, factory, other_environment, checkpoint)
-    with prepared(run, plan, experiment=experiment, factory=factory, other_environment=other_environment) as ready:
+    asked = [step for step in plan.steps if whole(step)]
+    with ExitStack() as stack:
+        child = None
+        if experiment is None and world().size == 1:
+            child = stack.enter_context(_other_process(run, plan, factory, other_environment, checkpoint))
+            doubtful = [step for step in asked if fresh_process or (repeat and not _independent(run, plan, step))]
+            if doubtful and fresh_process is not False:
+                child.start(doubtful[0])
+        ready = stack.enter_context(
+            prepared(run, plan, experiment=experiment, factory=factory, other_environment=other_environment)
+        )
         notices, damaged, reported = ready.notices, set[int](), (0, 1)
+        reports = 0
+        if (empty := kernel_cache.empty(ready.backend)) is not None:
+            progress(0, 1, empty)
 
         def report(done: int, total: int, what: str) -> None:
-            nonlocal reported
-            reported = done, total
+            nonlocal reported, reports
+            reported, reports = (done, total), reports + 1
+            if child is not None and reports == 2:  # the first step is done
+                child.go()
             progress(done, total, what)
 
         outcomes = replay_steps(
@@ -202,11 +224,69 @@ def _replay_run(
             record = _record(
                 run, plan, outcome, ready.experiment, ready.here, ready.unlike, time.perf_counter() - began
             )
-            path, where = _write(record, trace_dir, run) if whole(outcome.step) else (None, [])
+            record = joined(run, record)
+            mine = whole(outcome.step) and world().rank == 0
+            path, where = _write(record, trace_dir, run) if mine else (None, [])
             batch = as_numpy(outcome.batch)
-            traces.append(Trace(record, path, batch, notices + where))
+            broken = broken_before(run, plan.segment, outcome.before)
+            traces.append(Trace(record, path, batch, broken + notices + where))
             began = time.perf_counter()
+        barrier()  # of several ranks none ends before the first has written what all of them found
     return traces
+
+
+def performed(
+    run: Run,
+    steps: range,
+    *,
+    segment: int,
+    checkpoint: int | None,
+    factory: str | None,
+    other_environment: bool,
+    begin: Callable[[], None],
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each step, and what it measured, as bits: a second witness, which compares nothing and writes nothing.
+
+    Args:
+        begin: called when all is read, before the first step.
+    """
+    plan = run.plan(steps, segment, checkpoint=checkpoint)
+    with prepared(run, plan, experiment=None, factory=factory, other_environment=other_environment) as ready:
+        begin()
+        for outcome in replay_steps(
+            ready.experiment,
+            ready.start,
+            plan.steps,
+            lambda step: {},
+            layers=run.manifest.layers,
+            method=ready.method,
+            edits=ready.edits,
+            with_probe=False,
+            repeat=lambda step: False,
+        ):
+            yield outcome.step, outcome.observation.evidence()
+
+
+def _other_process(
+    run: Run, plan: Plan, factory: str | None, other_environment: bool, checkpoint: int | None
+) -> FreshProcess:
+    return FreshProcess(
+        Asked(
+            run=str(run.path),
+            first=plan.steps[0],
+            last=plan.steps[-1],
+            segment=plan.segment,
+            checkpoint=checkpoint,
+            factory=factory,
+            other_environment=other_environment,
+        )
+    )
+
+
+def _independent(run: Run, plan: Plan, step: int) -> bool:
+    """Whether another process recorded this step, so that it is a witness of its own."""
+    meta = run.telemetry.meta_before(step, run.manifest.lineage(plan.segment, step))
+    return meta is not None and isinstance(meta.process, str) and meta.process != PROCESS
 
 
 def _checkpoint(run: Run, step: int, segment: int) -> State:
@@ -239,60 +319,12 @@ def refuse_another(run: Run, experiment: Experiment) -> None:
         raise ExperimentError(f"this is not the experiment that {run.name} recorded: {'; '.join(unlike)}")
 
 
-class _Child:
-    """The same replay in a new process, which shares nothing with this one but the files."""
-
-    def __init__(
-        self, run: Run, plan: Plan, factory: str | None, other_environment: bool, checkpoint: int | None
-    ) -> None:
-        self._segment, self._run = lambda step: run.manifest.lineage(plan.segment, step), str(run.path)
-        self._base = python_command("workbench", "replay", "--no-probe", "--no-fresh-process")
-        self._base += ["--factory", factory] if factory else []
-        self._base += [] if checkpoint is None else ["--checkpoint", str(checkpoint)]
-        self._base += ["--other-environment"] if other_environment else []
-
-    def evidence(self, step: int, say: Callable[[str], None]) -> dict[str, Any]:
-        """What the child measured at this step, as bits. `say` is told what goes on; an exception it raises ends it.
-
-        Raises:
-            ReplayError: the child failed.
-        """
-        with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
-            command = [*self._base, "--step", str(step), "--segment", str(self._segment(step)), "--trace-dir", folder]
-            command += ["--", self._run]  # its name may look like an option
-            code, errors = _watched(command, lambda: say(f"step {step}, in a fresh process"))
-            files = list(Path(folder).glob("*.json"))
-            if code not in (0, 1) or len(files) != 1:
-                said = errors.strip().splitlines() or [f"it said nothing, and ended with code {code}"]
-                raise ReplayError(f"the replay in a fresh process failed: {said[-1].removeprefix('workbench: ')}")
-            items = trace.read(files[0]).record.items
-        return {name: item.replayed for name, item in items.items() if name != "checkpoint"}
-
-
-def _watched(command: Sequence[str], tick: Callable[[], None]) -> tuple[int, str]:
-    """Runs a command, calling `tick` five times a second: what that raises ends the child, and goes on up."""
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **quiet) as child:  # type: ignore[call-overload]
-        try:
-            while True:
-                tick()
-                try:
-                    _, errors = child.communicate(timeout=0.2)
-                except subprocess.TimeoutExpired:
-                    continue
-                return child.returncode, errors
-        except BaseException:
-            child.kill()
-            raise
-
-
 def _with_other_process(
-    run: Run, plan: Plan, outcome: Outcome, child: _Child | None, wanted: bool | None, say: Callable[[str], None]
+    run: Run, plan: Plan, outcome: Outcome, child: FreshProcess | None, wanted: bool | None, say: Callable[[str], None]
 ) -> Outcome:
     """Completes the repeatable gate with another process: the recording one where that suffices, else a fresh one."""
     gate = outcome.gates.repeatable
-    meta = run.telemetry.meta_before(outcome.step, run.manifest.lineage(plan.segment, outcome.step))
-    independent = meta is not None and isinstance(meta.process, str) and meta.process != PROCESS
+    independent = _independent(run, plan, outcome.step)
     if wanted is None:
         wanted = gate.verdict == "exact" and not (outcome.exact and independent)
     if not wanted:
@@ -376,16 +408,5 @@ def _targets(run: Run, outcome: Outcome) -> int | None:
 
 def _write(record: TraceRecord, trace_dir: Path | None, run: Run) -> tuple[Path, list[str]]:
     folder, notices = traces_folder(run, trace_dir)
-    return trace.write(record, folder), notices
-
-
-def traces_folder(run: Run, trace_dir: Path | None) -> tuple[Path, list[str]]:
-    """Where traces go: `trace_dir` if given, else the run's own folder, or the user's cache if that can't be written;
-    and what the user should know of it."""
-    if trace_dir is not None:
-        return trace_dir, []
-    folder = run.path / TRACES
-    if os.access(folder if folder.exists() else run.path, os.W_OK):
-        return folder, []
-    cache = Path(platformdirs.user_cache_dir("spike-workbench")) / "traces" / run.manifest.run
-    return cache, [f"{run.path} is read-only; the trace is in {cache}"]
+    with writing(folder):
+        return trace.write(record, folder), notices

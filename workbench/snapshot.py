@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +18,8 @@ import msgspec
 import numpy as np
 from mlx.utils import tree_flatten
 
-from . import tensor_file
+from . import deduplication, read_ahead, tensor_file
+from .deduplication import Earlier
 from .errors import CheckpointError
 from .experiment import (
     Experiment,
@@ -28,8 +28,8 @@ from .experiment import (
     put_arrays,
     put_kept,
     random_key,
-    row_major,
     set_random_key,
+    settled,
     state_arrays,
 )
 from .extras import of_object
@@ -46,7 +46,13 @@ from .files import (
 from .fingerprint import lanes, method_here
 from .frozen import Frozen, is_base
 from .host import raw_views
-from .untrusted import decode, open_regular, read_file
+from .ranks.rank_parts import SUFFIX as RANKS
+from .ranks.rank_parts import RankPart, part_of, parts_from
+from .ranks.world import world
+from .read_ahead import Content
+from .tensor_places import DTYPES, Place, header, size_of
+from .trees import laid_out, layouts
+from .untrusted import decode, read_file
 
 WEIGHTS, OPTIMIZER, RNG, CURSOR = ".safetensors", ".optimizer.safetensors", ".rng", ".cursor"
 
@@ -62,6 +68,7 @@ class State:
         rng: the two words of the random state.
         cursor: where the data stream stands after the batch of step N.
         frozen: what knows which of the weights no step trains; None: nothing is known.
+        ranks: of a data-parallel run, what each rank has for itself; `rng` and `cursor` are then this rank's.
     """
 
     step: int
@@ -70,6 +77,7 @@ class State:
     rng: tuple[int, int]
     cursor: dict[str, Any]
     frozen: Frozen | None = None
+    ranks: tuple[RankPart, ...] | None = None
 
     def lanes(self, method: str | None = None) -> dict[str, str]:
         """Fingerprint of each lane, by a method of `fingerprint`; None: the one that costs least here."""
@@ -91,6 +99,10 @@ class Commit(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     files: dict[str, FileEntry]
     state: dict[str, str]  # fingerprint of each lane
     t: float
+    # What is not in its own files, of "weights" and "optimizer" by path: it has not changed since an earlier one.
+    taken: dict[str, dict[str, Place]] | msgspec.UnsetType = msgspec.UNSET
+    # Of "weights" and "optimizer" by path: `trees.layout` of the arrays that were in another order than row-major.
+    layouts: dict[str, dict[str, list[int]]] | msgspec.UnsetType = msgspec.UNSET
     seal: str | None = None  # SHA-256 of this record without it; runs recorded before it have none
 
     def sealed(self) -> Commit:
@@ -106,12 +118,21 @@ class Rng(msgspec.Struct, forbid_unknown_fields=True):
     key: tuple[Word, Word]
 
 
-def capture(experiment: Experiment, step: int, cursor: dict[str, Any], rng: tuple[int, int] | None = None) -> State:
+def capture(
+    experiment: Experiment,
+    step: int,
+    cursor: dict[str, Any],
+    rng: tuple[int, int] | None = None,
+    arrays: tuple[dict[str, mx.array], dict[str, mx.array]] | None = None,
+) -> State:
     """The experiment's present state. New handles of the same buffers: `a += 1` in a user's code changes its handle.
 
     Args:
         rng: the random state that the step left, where this thread's may have moved on since; None: this thread's.
+        arrays: new handles of its arrays, weights and optimizer, where somebody has found them just now.
     """
+    if arrays is not None:
+        return State(step, *arrays, rng or random_key(), copy.deepcopy(cursor), experiment.frozen)
     weights = {path: copy.copy(array) for path, array in state_arrays(experiment.model).items()}
     optimizer = {path: copy.copy(array) for path, array in kept_arrays(experiment).items()}
     mx.eval(weights, optimizer)
@@ -134,9 +155,9 @@ def restore(experiment: Experiment, state: State) -> None:
     fixed = {path: array for path, array in state.optimizer.items() if not of_object(path)}
     _refuse_differences("optimizer state", fixed, optimizer, optimizer.keys())
     experiment.sampler.load_state_dict(copy.deepcopy(state.cursor))  # which may keep the object and change it
-    # New handles here too, and row-major, as `Experiment.prepare` makes them.
-    weights = {path: row_major(array) for path, array in state.weights.items()}
-    optimizer = {path: row_major(array) for path, array in state.optimizer.items()}
+    # New handles here too, and laid out as `Experiment.prepare` leaves them.
+    weights = {path: settled(array) for path, array in state.weights.items()}
+    optimizer = {path: settled(array) for path, array in state.optimizer.items()}
     mx.eval(weights, optimizer)
     put_arrays(experiment.model, weights)
     put_kept(experiment, optimizer)
@@ -159,7 +180,7 @@ def _refuse_differences(
             problems.append(f"{path} is {have.dtype}{have.shape}, expected {want.dtype}{want.shape}")
     if problems:
         raise CheckpointError(
-            f"the {what} of the checkpoint does not fit this model and optimizer: {'; '.join(problems[:6])}"
+            f"the checkpoint's {what} and this model and optimizer do not fit: {'; '.join(problems[:6])}"
             f"{f'; and {len(problems) - 6} more' if len(problems) > 6 else ''}. "
             "Rebuild the experiment that the run was recorded with."
         )
@@ -183,8 +204,12 @@ def write(
     t: float,
     method: str | None = None,
     lanes: dict[str, str] | None = None,
+    lasts: Callable[[int, int], bool] = lambda step, segment: True,
 ) -> Commit:
     """Writes the four files, and when they and their names are on the disk the commit record.
+
+    Tensors that have not changed since the checkpoint before it in the folder are not written again: see
+    `deduplication`.
 
     A checkpoint that is there already with the same fingerprints is left as it is; any other under its name is removed
     first, as `delete` does, so that its commit record never stands beside new files.
@@ -192,6 +217,7 @@ def write(
     Args:
         folder: made if it is missing, but not those above it: a run's folder that has gone is not made anew.
         lanes: the state's fingerprints, where they are known; None: they are computed, by `method`.
+        lasts: whether the checkpoint of a step and segment is there to stay; only disk space depends on it.
 
     Raises:
         OSError: the disk is full or read-only, or the folder has gone; no file that was committed before is touched.
@@ -202,17 +228,27 @@ def write(
         sync_folder(folder.parent)
     name = stem(state.step, segment)
     lanes = state.lanes(method) if lanes is None else lanes
+    orders = {part: layouts(arrays) for part, arrays in (("weights", state.weights), ("optimizer", state.optimizer))}
+    orders = {part: found for part, found in orders.items() if found}
     if (folder / f"{name}.json").exists():
-        if (there := _committed(folder, state.step, segment, run, lanes)) is not None:
+        there = _committed(folder, state.step, segment, run, lanes)
+        if there is not None and _layouts(there) == orders:
             return there
         delete(folder, state.step, segment)
     own, base = (state.weights, None) if state.frozen is None else state.frozen.split(folder, state.weights)
+    optimizer, taken = state.optimizer, dict[str, dict[str, Place]]()
+    if (before := _before(folder, state.step, segment, run)) is not None:
+        own, taken["weights"] = deduplication.split(folder, _part(before, "weights", lasts), own)
+        optimizer, taken["optimizer"] = deduplication.split(folder, _part(before, "optimizer", lasts), optimizer)
+    taken = {part: places for part, places in taken.items() if places}
     parts: dict[str, Iterable[bytes | memoryview]] = {
         name + WEIGHTS: tensor_file.chunks(name + WEIGHTS, own),
-        name + OPTIMIZER: tensor_file.chunks(name + OPTIMIZER, state.optimizer),
+        name + OPTIMIZER: tensor_file.chunks(name + OPTIMIZER, optimizer),
         name + RNG: [pretty_json(Rng(state.rng))],
         name + CURSOR: [pretty_json(state.cursor)],
     }
+    if state.ranks is not None:
+        parts[name + RANKS] = [pretty_json(state.ranks)]
     temporaries = {part: temporary_beside(folder / part) for part in parts}
     try:
         entries = {part: FileEntry(*write_flushed(temporaries[part], parts[part])) for part in parts}
@@ -225,9 +261,38 @@ def write(
     if base is not None:
         entries[base.name] = FileEntry(base.bytes, base.sha256)
     sync_folder(folder)  # the names of the parts, before that of the record which vouches for them
-    record = Commit(run=run, step=state.step, segment=segment, files=entries, state=lanes, t=t).sealed()
+    optional: dict[str, Any] = {"taken": taken or msgspec.UNSET, "layouts": orders or msgspec.UNSET}
+    record = Commit(run=run, step=state.step, segment=segment, files=entries, state=lanes, t=t, **optional).sealed()
     write_atomic(folder / f"{name}.json", pretty_json(record))
     return record
+
+
+def _before(folder: Path, step: int, segment: int, run: str) -> Commit | None:
+    """The last checkpoint before this one, if it can be read. Which one it is decides nothing but what is shared."""
+    keys = []
+    for path in folder.glob("*.json"):
+        number, _, other = path.stem.partition(".s")
+        if number.isdecimal() and (other.isdecimal() or not other):
+            keys.append((int(number), int(other or 0)))
+    last = max((key for key in keys if key < (step, segment)), default=None)
+    try:
+        record = None if last is None else read_commit(folder, *last)
+    except CheckpointError:
+        return None
+    return record if record is not None and record.run == run else None
+
+
+def _part(record: Commit, part: str, lasts: Callable[[int, int], bool]) -> Earlier:
+    name = stem(record.step, record.segment) + {"weights": WEIGHTS, "optimizer": OPTIMIZER}[part]
+    return Earlier(name, record.files[name].sha256, _taken(record).get(part, {}), lasts(record.step, record.segment))
+
+
+def _taken(record: Commit) -> dict[str, dict[str, Place]]:
+    return {} if record.taken is msgspec.UNSET else record.taken
+
+
+def _layouts(record: Commit) -> dict[str, dict[str, list[int]]]:
+    return {} if record.layouts is msgspec.UNSET else record.layouts
 
 
 def _committed(folder: Path, step: int, segment: int, run: str, lanes: dict[str, str]) -> Commit | None:
@@ -235,9 +300,12 @@ def _committed(folder: Path, step: int, segment: int, run: str, lanes: dict[str,
     try:
         record = read_commit(folder, step, segment)
         sizes = {name: os.stat(folder / name).st_size for name in record.files}
+        places = [place for part in _taken(record).values() for place in part.values()]
+        shared = {name: os.stat(folder / name).st_size for name in {place.file for place in places}}
     except (CheckpointError, OSError):
         return None
     whole = sizes == {name: entry.bytes for name, entry in record.files.items()}
+    whole = whole and all(place.start + place.bytes <= shared[place.file] for place in places)
     return record if whole and (record.run, record.state) == (run, lanes) else None
 
 
@@ -259,6 +327,7 @@ def read_commit(folder: Path, step: int, segment: int) -> Commit:
     if record.checkpoint_version != 1:
         raise CheckpointError(f"{path} has checkpoint_version {record.checkpoint_version}; this workbench reads 1")
     parts = {name for name in record.files if not is_base(name)}
+    names |= {stem(step, segment) + RANKS} & parts
     if (record.step, record.segment) != (step, segment) or parts != names or len(record.files) > len(names) + 1:
         raise CheckpointError(
             f"{path} describes step {record.step}, segment {record.segment}, files {sorted(record.files)}; "
@@ -266,7 +335,18 @@ def read_commit(folder: Path, step: int, segment: int) -> Commit:
         )
     if record.seal not in (None, record.sealed().seal):
         raise CheckpointError(f"{path} is damaged: it was changed since it was written, as its own digest says")
+    for part, places in _taken(record).items():
+        if part not in ("weights", "optimizer"):
+            raise CheckpointError(f"{path} takes {part!r} from other files; expected weights or optimizer")
+        for name, place in places.items():
+            if (fault := place.fault()) is not None:
+                raise CheckpointError(f"{path} is damaged: of {name} it says that {fault}")
     return record
+
+
+def files_of(record: Commit) -> set[str]:
+    """The names of all files that a checkpoint needs, those that it has in common with others too."""
+    return {*record.files, *(place.file for part in _taken(record).values() for place in part.values())}
 
 
 def read(folder: Path, step: int, segment: int, run: str | None = None) -> State:
@@ -287,82 +367,96 @@ def read(folder: Path, step: int, segment: int, run: str | None = None) -> State
     content = {name: _verified(folder / name, entry) for name, entry in record.files.items()}
     name = stem(step, segment)
     try:
-        rng = decode(content[name + RNG], Rng)
-        cursor = decode(content[name + CURSOR], dict[str, Any])
+        rng = decode(content[name + RNG].whole(), Rng)
+        cursor = decode(content[name + CURSOR].whole(), dict[str, Any])
+        ranks = parts_from(content[name + RANKS].whole()) if name + RANKS in content else None
         weights, optimizer = (arrays_of(content[name + suffix]) for suffix in (WEIGHTS, OPTIMIZER))
         for base in filter(is_base, content):
             weights = arrays_of(content[base]) | weights
     except ValueError as error:
         raise CheckpointError(f"checkpoint {folder / name} can't be decoded: {error}") from error
-    return State(step, weights, optimizer, rng.key, cursor)
+    weights |= _taken_arrays(folder, name, _taken(record).get("weights", {}))
+    optimizer |= _taken_arrays(folder, name, _taken(record).get("optimizer", {}))
+    try:
+        for part, arrays in (("weights", weights), ("optimizer", optimizer)):
+            arrays |= {path: laid_out(arrays[path], axes) for path, axes in _layouts(record).get(part, {}).items()}
+            mx.eval(arrays)
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {folder / name} names a layout of what is not in it: {error}") from error
+    if ranks is None:
+        return State(step, weights, optimizer, rng.key, cursor)
+    own = part_of(ranks, world().rank, world().size)
+    return State(step, weights, optimizer, own.rng, own.cursor, ranks=ranks)
 
 
-Size = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Offset = Annotated[int, msgspec.Meta(ge=0)]
+def _taken_arrays(folder: Path, name: str, places: Mapping[str, Place]) -> dict[str, mx.array]:
+    """What a checkpoint has in shared files."""
+    try:
+        verified = deduplication.contents(folder, places)
+        found = {path: _array(path, one.dtype, one.shape, content) for path, one, content in verified}
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename} can't be read ({error.strerror}); the commit record of {name} takes tensors from it"
+        ) from error
+    except ValueError as error:
+        raise CheckpointError(f"checkpoint {folder / name}: {error}") from error
+    mx.eval(found)
+    return found
 
 
-class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
-    dtype: str
-    shape: list[Size]
-    data_offsets: tuple[Offset, Offset]
-
-
-_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "C64": "<c8", "BOOL": "?"} | {
-    f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)
-}
-
-
-def arrays_of(content: bytes) -> dict[str, mx.array]:
+def arrays_of(content: bytes | Content) -> dict[str, mx.array]:
     """The arrays of a safetensors file. Not by `mx.load`: it reads a Python buffer in a thread of its own, which, when
     the process ends soon after, aborts it.
+
+    Args:
+        content: of which each piece is let go when its array is made.
 
     Raises:
         ValueError: it is not such a file: the tensors must be of known types and fill its data without a gap.
     """
-    start, whole, found = 8 + int.from_bytes(content[:8], "little"), memoryview(content), {}
-    if len(content) < 8 or start > len(content):
-        raise ValueError(f"its header should end at byte {start} of {len(content)}")
-    end = 0
-    for name, entry in sorted(_header(whole[8:start]).items(), key=lambda one: one[1].data_offsets):
-        if entry.dtype not in _DTYPES:
-            raise ValueError(f"{name} is of type {entry.dtype}; expected one of {', '.join(_DTYPES)}")
+    content = Content([content]) if isinstance(content, bytes) else content
+    start = 8 + int.from_bytes(content.taken(0, min(8, content.size)), "little")
+    if content.size < 8 or start > content.size:
+        raise ValueError(f"its header should end at byte {start} of {content.size}")
+    end, found = 0, {}
+    for name, entry in sorted(header(content.taken(8, start)).items(), key=lambda one: one[1].data_offsets):
+        if entry.dtype not in DTYPES:
+            raise ValueError(f"{name} is of type {entry.dtype}; expected one of {', '.join(DTYPES)}")
         first, last = entry.data_offsets
-        size = np.dtype(_DTYPES[entry.dtype]).itemsize * math.prod(entry.shape)
+        size = size_of(entry.dtype, entry.shape)
         if first != end or last - first != size:
             raise ValueError(
                 f"{name}, {entry.dtype} of shape {entry.shape}, stands at bytes {first} to {last} of the data; "
                 f"expected {size} bytes from {end}"
             )
         end = last
-        data = np.frombuffer(whole[start + first : start + last], _DTYPES[entry.dtype])
-        if entry.dtype == "BOOL" and data.view(np.uint8).max(initial=0) > 1:
-            raise ValueError(f"{name} holds a truth value that is neither 0 nor 1")
-        array = mx.array(data.reshape(entry.shape))
-        found[name] = array.view(mx.bfloat16) if entry.dtype == "BF16" else array
-    if start + end != len(content):
-        raise ValueError(f"its tensors end at byte {start + end} of {len(content)}")
+        found[name] = _array(name, entry.dtype, entry.shape, content.taken(start + first, start + last))
+    if start + end != content.size:
+        raise ValueError(f"its tensors end at byte {start + end} of {content.size}")
     mx.eval(found)
     return found
 
 
-def _header(content: memoryview) -> dict[str, _Tensor]:
-    entries = decode(content, dict[str, msgspec.Raw])
-    return {name: decode(bytes(raw), _Tensor) for name, raw in entries.items() if name != "__metadata__"}
+def _array(name: str, dtype: str, shape: Sequence[int], content: bytes | memoryview) -> mx.array:
+    data = np.frombuffer(content, DTYPES[dtype])
+    if dtype == "BOOL" and data.view(np.uint8).max(initial=0) > 1:
+        raise ValueError(f"{name} holds a truth value that is neither 0 nor 1")
+    array = mx.array(data.reshape(shape))
+    return array.view(mx.bfloat16) if dtype == "BF16" else array
 
 
-def _verified(path: Path, entry: FileEntry) -> bytes:
+def _verified(path: Path, entry: FileEntry) -> Content:
     try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != entry.bytes:
-                raise CheckpointError(f"{path} has {size} bytes, expected {entry.bytes}: it was cut off or replaced")
-            content = file.read(size)
+        content = read_ahead.content(path, entry.bytes)
+        size = os.stat(path).st_size if content is None else content.size
     except OSError as error:
         raise CheckpointError(f"{path} can't be read ({error.strerror}); its commit record lists it") from error
     except MemoryError:
-        raise CheckpointError(f"{path} can't be read: its {size} bytes do not fit in memory") from None
-    if (found := sha256(content)) != entry.sha256:
-        raise CheckpointError(f"{path} was changed: its SHA-256 is {found}, expected {entry.sha256}")
+        raise CheckpointError(f"{path} can't be read: its {entry.bytes} bytes do not fit in memory") from None
+    if content is None:
+        raise CheckpointError(f"{path} has {size} bytes, expected {entry.bytes}: it was cut off or replaced")
+    if content.sha256 != entry.sha256:
+        raise CheckpointError(f"{path} was changed: its SHA-256 is {content.sha256}, expected {entry.sha256}")
     return content
 
 
@@ -395,12 +489,17 @@ def delete(folder: Path, step: int, segment: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(folder / f"{name}.json")
         sync_folder(folder)
-    for suffix in (WEIGHTS, OPTIMIZER, RNG, CURSOR):
+    ranks = [RANKS] if (folder / (name + RANKS)).exists() else []
+    for suffix in (WEIGHTS, OPTIMIZER, RNG, CURSOR, *ranks):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(folder / (name + suffix))
+    deduplication.collect(folder)
 
 
 def sweep(folder: Path) -> None:
-    """Removes the temporary files that a process which was killed while writing left; only its run's recorder may."""
+    """Removes what a process that was killed while writing left: temporary files, and shared ones that no checkpoint
+    came to name; only its run's recorder may."""
     for path in folder.glob(".*.tmp*") if folder.is_dir() else ():
         discard(path)
+    with contextlib.suppress(OSError):
+        deduplication.collect(folder)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from .errors import RunError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from .run import Run
 
 
@@ -23,6 +23,8 @@ def differences(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[st
 
 def compared(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> pd.DataFrame:
     """One row an entry, those that differ first: item, recorded and here (as text; "nothing" for none), same."""
+    import pandas as pd
+
     rows = _rows(recorded, here)
     ordered = sorted(rows, key=lambda row: row[3])
     return pd.DataFrame(ordered, columns=["item", "recorded", "here", "same"])

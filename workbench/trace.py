@@ -8,11 +8,10 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
-import pandas as pd
 from msgspec import UNSET, UnsetType
 
 from .bits import bits_float
@@ -23,7 +22,11 @@ from .probes import trace_tables
 from .probes.findings import findings
 from .probes.measured import Attention, Logits, NonFinite, Row, Update
 from .probes.trace_tables import KINDS as KINDS
+from .ranks.rank_trace import RankTrace
 from .untrusted import decode, read_file
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 VERSION = 1
 BADGE_MARKS = {"exact": "✓", "mismatch": "✗", "within tolerance": "≈", "unverified": "?"}
@@ -98,6 +101,10 @@ class TraceRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     logits: Logits | None = None  # null: not measured, or no logits were seen on their way into the loss
     certified_forward: bool | None = None  # as `certified_probe`, of attention and logits
     first_nonfinite: NonFinite | None = None  # null: all finite, or no probe pass was made
+    # Of a data-parallel run: `loss` is the mean over ranks, the rows are those of rank 0, then of rank 1, …, an item is
+    # that of the first rank in which it differs, and all else is rank 0's.
+    ranks: list[RankTrace] | UnsetType = UNSET
+    carried: str | UnsetType = UNSET  # which rank's batch carried the loss, in a sentence
     checkpoint: int  # step of the checkpoint that was restored
     rolled: int  # steps rolled forward from it to state N-1
     environment: dict[str, Any]
@@ -150,7 +157,9 @@ class Trace:
     @property
     def items(self) -> pd.DataFrame:
         """item, verdict, detail: one row an exactness item, in execution order."""
-        rows = [(name, item.verdict, item.detail) for name, item in _ordered(self.record.items)]
+        import pandas as pd
+
+        rows = [(name, item.verdict, item.detail) for name, item in ordered(self.record.items)]
         return pd.DataFrame(rows, columns=["item", "verdict", "detail"])
 
     @property
@@ -234,17 +243,18 @@ class Trace:
         )
         bad = "".join(
             f"<tr><td>{html.escape(name)}</td><td>{item.verdict}</td><td>{html.escape(item.detail)}</td></tr>"
-            for name, item in _ordered(self.record.items)
+            for name, item in ordered(self.record.items)
             if item.verdict not in ("exact", "unverified")
         )
-        silent = [f"{name} ({i.detail})" for name, i in _ordered(self.record.items) if i.verdict == "unverified"]
+        silent = [f"{name} ({i.detail})" for name, i in ordered(self.record.items) if i.verdict == "unverified"]
         rest = f"<p>Not compared: {html.escape(', '.join(silent))}.</p>" if silent else ""
         table = f"<table><tr><th>item</th><th>verdict</th><th>detail</th></tr>{bad}</table>" if bad else ""
         found = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.findings())
         return f"<div><p>{badges}</p><p>{html.escape(self.sentence())}</p>{found}{table}{rest}</div>"
 
 
-def _ordered(items: Mapping[str, Item]) -> list[tuple[str, Item]]:
+def ordered(items: Mapping[str, Item]) -> list[tuple[str, Item]]:
+    """The exactness items in the order of execution."""
     return [(name, items[name]) for name in ITEMS if name in items]
 
 

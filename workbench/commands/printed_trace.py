@@ -23,6 +23,9 @@ def print_trace(trace: Trace, full: bool, names: Mapping[str, str] | None = None
     from rich.table import Table
     from rich.text import Text
 
+    from ..probes.trace_tables import row_shares
+    from ..trace import ordered
+
     console = page(140)
     console.print(Text(trace.sentence(), style="bold"))
     for notice in (*trace.notices, *trace.findings()):
@@ -33,22 +36,19 @@ def print_trace(trace: Trace, full: bool, names: Mapping[str, str] | None = None
         console.print(Text.assemble((f"  {name:<11}", ""), (f"{verdict:<12}", _STYLE[verdict]), why))
     certified = {True: "yes", False: "no: its numbers are not of this very step", None: "not made"}
     console.print(f"  probe pass certified: {certified[trace.record.certified_probe]}")
-    items = trace.items.to_dict("records")
-    if unlike := [row for row in items if row["verdict"] not in ("exact", "unverified")]:
+    items = ordered(trace.record.items)
+    if unlike := [(name, item) for name, item in items if item.verdict not in ("exact", "unverified")]:
         table = Table(
             "item", "verdict", "detail", title="Items that differ, in order of execution", title_justify="left"
         )
-        for row in unlike:
-            table.add_row(row["item"], Text(row["verdict"], style=_STYLE[row["verdict"]]), row["detail"])
+        for name, item in unlike:
+            table.add_row(name, Text(item.verdict, style=_STYLE[item.verdict]), item.detail)
         console.print(table)
-    if silent := [f"{row['item']} ({row['detail']})" for row in items if row["verdict"] == "unverified"]:
+    if silent := [f"{name} ({item.detail})" for name, item in items if item.verdict == "unverified"]:
         console.print(f"  not compared: {', '.join(silent)}")
     console.print(layer_table(trace, console.width, names))
-    if len(trace.rows):
-        worst = trace.rows.iloc[0]
-        console.print(
-            f"Row {worst.row:.0f} carries {worst.share:.0%} of the step's summed loss ({worst.loss:.3f} a token)."
-        )
+    for row, loss, share in row_shares(trace.record)[:1]:
+        console.print(f"Row {row} carries {share:.0%} of the step's summed loss ({loss:.3f} a token).")
     console.print(f"trace: {trace.path}", soft_wrap=True)
 
 
@@ -57,20 +57,21 @@ def layer_table(trace: Trace, width: int, names: Mapping[str, str] | None = None
     from rich.box import HEAVY_HEAD, SIMPLE
     from rich.table import Table
 
+    from ..probes.trace_tables import layer_rows
+
     wide = width >= 110
     kinds = ("activation", "gradient", *(("adam_m", "adam_v", "weight") if wide else ()), "update")
-    norms = trace.layers.pivot(index="layer", columns="kind", values="l2")
+    norms = {(row["layer"], row["kind"]): row["l2"] for row in layer_rows(trace.record)}
+    measured = {kind for _, kind in norms}
     title = f"Step {trace.step}: L2 norm of each layer, replayed"
     table = Table(title=title, title_justify="left", box=HEAVY_HEAD if wide else SIMPLE)
     table.add_column("layer", overflow="fold")
-    kinds = tuple(kind for kind in kinds if not names or kind not in names or kind in norms)
+    kinds = tuple(kind for kind in kinds if not names or kind not in names or kind in measured)
     for name in (*((names or {}).get(kind, kind) for kind in kinds), "as logged"):
         table.add_column(name, no_wrap=True)
     digits = 5 if wide else 3
     for index, layer in enumerate(trace.record.layers):
-        cells = [
-            f"{norms.at[layer, kind]:.{digits}g}" if kind in norms and layer in norms.index else "" for kind in kinds
-        ]
+        cells = [f"{norms[layer, kind]:.{digits}g}" if (layer, kind) in norms else "" for kind in kinds]
         table.add_row(layer or "(model)", *cells, as_logged(trace, index))
     return table
 

@@ -51,6 +51,17 @@ class TrainingProgress:
         self._bar.console.print(text, markup=False, highlight=False)
 
 
+def follows() -> bool:
+    """Whether this is one of several ranks that a launcher started, and not the first, which speaks for all."""
+    from ..ranks.signs import backend_here
+
+    if backend_here() is None:
+        return False  # and MLX need not be loaded to know it
+    from ..ranks.world import world
+
+    return world().rank > 0
+
+
 @contextmanager
 def doing(first: str, counted: bool = False) -> Iterator[Callable[[int, int, str], None]]:
     """A bar that is gone afterwards. Yields what is to be called as `progress(done, total, what)`.

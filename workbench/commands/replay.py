@@ -15,7 +15,7 @@ from ..printed import echo
 from .options import CHECKPOINT, FACTORY, OTHER_ENVIRONMENT, RUN, SEGMENT
 from .page import page, print_json
 from .printed_trace import print_trace
-from .progress import doing
+from .progress import doing, follows
 
 
 @click.command()
@@ -48,7 +48,8 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
     Args:
         options: those of the command, under their names there; a missing one has its default.
     """
-    from ..run import open_run
+    from .. import kernel_cache, read_ahead
+    from ..run import CHECKPOINTS, open_run
 
     run = open_run(path)
     steps = _steps(step)
@@ -59,12 +60,19 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
     whole = options.get("probe", True) and options.get("repeat", True)
     if before is not None and not (isinstance(steps, int) and whole):
         raise click.UsageError("--context goes with a single --step, the probe pass, and the repetition.")
+    leads = not follows()  # of several ranks that replay together, the first speaks for all
     plan = run.plan(steps, segment, checkpoint=options.get("checkpoint"))
-    for notice in plan.notices:
-        echo(notice, err=True)
-    echo(f"{path}: {plan.sentence()}", err=True)
-    if options.get("other_environment"):
+    read_ahead.begin_checkpoint(run.path / CHECKPOINTS, *plan.checkpoint)
+    if leads:
+        for notice in plan.notices:
+            echo(notice, err=True)
+        echo(f"{path}: {plan.sentence()}", err=True)
+    if options.get("other_environment") and leads:
         _name_differences(run, plan.segment)
+    backend = run.manifest.segments[run.manifest.lineage(plan.segment, plan.steps[0])].environment.get("backend", "cpu")
+    kernels = kernel_cache.count(backend)
+    if (said := kernel_cache.empty(backend)) is not None:
+        echo(said, err=True)
     options["with_probe"] = options.pop("probe", True)
     with doing("restoring") as progress:
         if before is not None and isinstance(steps, int):
@@ -74,9 +82,13 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
             traces = context.trace
         else:
             context, traces = None, run.replay(steps, segment=segment, progress=progress, **options)
+    if (said := kernel_cache.added(backend, kernels)) is not None:
+        echo(said, err=True)
     traces = traces if isinstance(traces, list) else [traces]
     names = moment_names(run.manifest.optimizer)
-    if context is not None:
+    if not leads:
+        pass
+    elif context is not None:
         _print_context(context, as_json, names)
     elif as_json:
         documents = [msgspec.to_builtins(trace.record) | {"trace": str(trace.path)} for trace in traces]
@@ -84,7 +96,7 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
     else:
         for trace in traces:
             print_trace(trace, full=len(traces) == 1, names=names)
-    sys.exit(0 if all(trace.exact for trace in traces) else 1)
+    sys.exit(0 if not leads or all(trace.exact for trace in traces) else 1)
 
 
 def _print_context(context: Any, as_json: bool, names: Mapping[str, str]) -> None:

@@ -15,8 +15,8 @@ import click
 def report(run: Path, step: int, out: Path, segment: int | None) -> None:
     """Write what is known of a step to one HTML file: no scripts, nothing to load.
 
-    Timeline, badges, norms of each layer, rows of the batch, verdict, experiments and environment, as far as replay,
-    autopsy and whatif have found them; it computes nothing itself.
+    Timeline, badges, norms of each layer and where they left their usual range, rows of the batch, verdict,
+    experiments and environment, as far as replay, autopsy and whatif have found them; it computes nothing itself.
     """
     from ..run import open_run
     from ..step_report import write_report

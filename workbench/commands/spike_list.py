@@ -80,17 +80,16 @@ def spikes(
 
 
 def _opened(path: Path, format_: str | None, columns: str | None) -> Run:
-    """A run, or a log of another program, of which it is said as what it is read."""
+    """A run or a log of another program; what its reader had to tolerate is said, and as what it read a log."""
     from ..errors import WorkbenchError
     from ..foreign.logged_run import LoggedRun
     from ..run import open_run
 
     run = open_run(path, format_, _columns(columns))
-    if isinstance(run, LoggedRun):
-        for notice in run.telemetry.notices:
-            echo(notice if notice.startswith(str(path)) else f"{path}: {notice}", err=True)
-    elif format_ is not None or columns is not None:
+    if not isinstance(run, LoggedRun) and (format_ is not None or columns is not None):
         raise WorkbenchError(f"{path} is a recorded run; --format and --columns go with logs of other programs")
+    for notice in run.telemetry.notices:
+        echo(notice if notice.startswith(str(path)) else f"{path}: {notice}", err=True)
     return run
 
 

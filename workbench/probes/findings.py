@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import UnsetType
+
 from ..bits import bits_float
 from ..compare import mismatches
 
@@ -28,6 +30,7 @@ def findings(record: TraceRecord) -> list[str]:
         *_masked_loss(record),
         *_zero_gradients(record),
         *_stuck(record),
+        *([] if isinstance(record.carried, UnsetType) else [record.carried]),
     ]
 
 

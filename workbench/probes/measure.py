@@ -144,7 +144,8 @@ def _moved(
 ) -> Moved:
     """As `moved`, on the host. `arrays`: its first arguments, without those that are not there."""
     now, then, gradient, *moving = _aligned(arrays)
-    update = now - then
+    with np.errstate(invalid="ignore"):  # of a weight that is infinite the update is NaN
+        update = now - then
     staleness = eps_fraction = None
     if has_v:
         staleness = quantities.staleness_rms(gradient, moving[-1], eps=eps, correction=correction, scale=scale)

@@ -7,7 +7,7 @@ Knows steps and states; nothing of files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +22,7 @@ from ..capture import ModuleCalls, function_calls, gradient_tap, is_floating
 from ..deterministic import attention_calls
 from ..experiment import Batch, Experiment
 from ..fingerprint import fingerprint
+from ..ranks.world import everywhere, world
 from ..snapshot import State, restore
 from ..step import Stepper, StepResult, forward_backward
 from .measured import NonFinite, Row
@@ -60,10 +61,13 @@ def first_nonfinite(
     """
     tokens = result.token_loss is None or mx.isfinite(result.token_loss).all().item()
     sound = np.isfinite(result.loss) and np.isfinite(result.grad_norm) and tokens
-    if sound and not any(row.nonfinite for row in rows):
+    if everywhere(bool(sound) and not any(row.nonfinite for row in rows)):
         return None
     masks: list[NonFinite] = []
-    for events, note in _stages(stepper, before, after, batch, result):
+    stages: Iterable[tuple[list[_Event], str]] = _stages(stepper, before, after, batch, result)
+    if world().size > 1:
+        stages = list(stages)  # the pass among them is one of all ranks, also of those that would not need it
+    for events, note in stages:
         counted = [event.counts for event in events]
         mx.eval(counted)
         for event, counts in zip(events, np.array(mx.stack(counted)) if events else (), strict=True):

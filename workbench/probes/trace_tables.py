@@ -1,18 +1,22 @@
-"""A trace's record as data frames: layers, parameters, updates, attention heads, rows of the batch. Imports no MLX."""
+"""A trace's record as data frames: layers, parameters, updates, attention heads, rows of the batch. Imports no MLX.
+
+What the command line prints of a trace is there as plain rows too: importing pandas takes longer than printing it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import pandas as pd
 
 from ..bits import array_bits, bits_float
 from .measured import Row, Update
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ..trace import TraceRecord
 
 KINDS = ("activation", "activation_gradient", "gradient", "weight", "adam_m", "adam_v", "update")
@@ -26,6 +30,15 @@ _ARRAY_OF = {
 
 def layers(record: TraceRecord) -> pd.DataFrame:
     """See `Trace.layers`."""
+    import pandas as pd
+
+    names = ["layer", "kind", "l2", "rms", "max_abs", "mean", "zero_fraction", "nonfinite", "recorded"]
+    return pd.DataFrame(layer_rows(record), columns=names)
+
+
+def layer_rows(record: TraceRecord) -> list[dict[str, Any]]:
+    """The rows of `layers`, by column."""
+    arrays = {name: _array(record, name) for name in _ARRAY_OF.values()}
     by_key = {(row.path, row.kind): row for row in record.rows}
     last_call = {(row.path.partition("#")[0], row.kind): row for row in record.rows}
     rows = []
@@ -36,7 +49,7 @@ def layers(record: TraceRecord) -> pd.DataFrame:
             else:
                 members = [by_key[path, kind] for path in record.owned[layer] if (path, kind) in by_key]
             array = _ARRAY_OF.get(kind)
-            own = None if array is None else _array(record, array)[index]
+            own = None if array is None else arrays[array][index]
             if own is None and not members:
                 continue
             squares = sum(row.norm() ** 2 for row in members)
@@ -56,12 +69,13 @@ def layers(record: TraceRecord) -> pd.DataFrame:
                     "recorded": float("nan") if logged is None else float(bits_float(logged)),
                 }
             )
-    names = ["layer", "kind", "l2", "rms", "max_abs", "mean", "zero_fraction", "nonfinite", "recorded"]
-    return pd.DataFrame(rows, columns=names)
+    return rows
 
 
 def parameters(record: TraceRecord) -> pd.DataFrame:
     """See `Trace.parameters`."""
+    import pandas as pd
+
     names = ["path", "kind", "dtype", "size", "l2", "rms", "max_abs", "mean", "zero_fraction", "nonfinite"]
     rows = [
         (row.path, row.kind, row.dtype, row.size, row.norm())
@@ -73,6 +87,8 @@ def parameters(record: TraceRecord) -> pd.DataFrame:
 
 def updates(record: TraceRecord) -> pd.DataFrame:
     """See `Trace.updates`."""
+    import pandas as pd
+
     names = list(Update.__struct_fields__)
     frame = pd.DataFrame(msgspec.to_builtins(record.updates), columns=names)
     return frame.astype(dict.fromkeys(names[2:], "float64"))
@@ -80,6 +96,8 @@ def updates(record: TraceRecord) -> pd.DataFrame:
 
 def attention(record: TraceRecord) -> pd.DataFrame:
     """See `Trace.attention`."""
+    import pandas as pd
+
     rows = [
         (one.path, one.call, head, _nan(logit), _nan(entropy), one.source)
         for one in record.attention or []
@@ -90,14 +108,19 @@ def attention(record: TraceRecord) -> pd.DataFrame:
 
 def rows(record: TraceRecord) -> pd.DataFrame:
     """See `Trace.rows`."""
-    if record.row_loss is None:
-        return pd.DataFrame({"row": [], "loss": [], "share": []})
-    sums = np.array([_nan(value) for value in record.row_loss])
+    import pandas as pd
+
+    return pd.DataFrame(row_shares(record), columns=["row", "loss", "share"])
+
+
+def row_shares(record: TraceRecord) -> list[tuple[int, float, float]]:
+    """The rows of `rows`: row, loss, share."""
+    sums = np.array([_nan(value) for value in record.row_loss or ()])
     tokens = [len(row) for row in record.token_loss or [[0]] * len(sums)]
-    frame = pd.DataFrame(
-        {"row": range(len(sums)), "loss": sums / np.maximum(tokens, 1), "share": sums / np.nansum(sums)}
-    )
-    return frame.sort_values("share", ascending=False, kind="stable", na_position="first", ignore_index=True)
+    with np.errstate(invalid="ignore", divide="ignore"):  # losses that are all 0 have no shares
+        losses, shares = sums / np.maximum(tokens, 1), sums / np.nansum(sums)
+    found = list(zip(range(len(sums)), losses.tolist(), shares.tolist(), strict=True))
+    return sorted(found, key=lambda row: (1, -row[2]) if row[2] == row[2] else (0, 0.0))
 
 
 def _nan(value: float | None) -> float:

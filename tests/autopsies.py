@@ -117,21 +117,21 @@ def no_epsilon():
 
 
 class Attending(nn.Module):
-    """One query on 200 keys with logits of 0.9·s and one of s, whose value alone is not 0."""
+    """One query on 200 keys with logits of `others`·s and one of s, whose value alone is not 0."""
 
-    def __init__(self):
+    def __init__(self, s=20.0, others=0.9):
         super().__init__()
-        self.attention = _Head()
+        self.attention = _Head(s, others)
 
     def __call__(self):
         return self.attention()
 
 
 class _Head(nn.Module):
-    def __init__(self):
+    def __init__(self, s, others):
         super().__init__()
-        self.s = mx.array([20.0])
-        self._keys = mx.array([0.9] * 200 + [1.0]).reshape(1, 1, 201, 1)
+        self.s = mx.array([s])
+        self._keys = mx.array([others] * 200 + [1.0]).reshape(1, 1, 201, 1)
         self._values = mx.array([0.0] * 200 + [1.0]).reshape(1, 1, 201, 1)
 
     def __call__(self):
@@ -141,6 +141,15 @@ class _Head(nn.Module):
 
 def attending():
     """The scale s has no gradient before step 30; then Adam raises it by some 60 in one update."""
+    return _attending(Attending(), 150.0)
+
+
+def attending_early():
+    """The same with a logit that is 2.5, and is raised by some 9: small, but out of line with the steps before."""
+    return _attending(Attending(2.5, 0.0), 23.0)
+
+
+def _attending(attending, rate):
 
     def loss(model, gate, noise):
         seen = mx.stop_gradient(mx.mean(mx.square(model())))
@@ -150,7 +159,7 @@ def attending():
         noise = np.random.default_rng(number).uniform(0.010, 0.012, 1)
         return np.array([float(number == 30)], np.float32), noise.astype(np.float32)
 
-    return _job(Attending(), optim.Adam(150.0, betas=[0.9, 0.95], bias_correction=True), batch, loss)
+    return _job(attending, optim.Adam(rate, betas=[0.9, 0.95], bias_correction=True), batch, loss)
 
 
 class Table(nn.Module):

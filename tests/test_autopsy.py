@@ -30,6 +30,7 @@ OWN = {
     "unbounded": ("optimizer", 46, 40),
     "no_epsilon": ("optimizer", 4, 2),
     "attending": ("attention-logits", 36, 31),
+    "attending_early": ("attention-logits", 36, 31),
     "mistaught": ("data", 50, 45),
     "undecided": ("unknown", 36, 30),
 }
@@ -121,8 +122,17 @@ def test_parameters_and_options_are_named(said):
     assert said("stale").culprit == {"step": 40, "layer": "", "parameter": "w"}
     assert said("unbounded").culprit == {"step": 39, "layer": "", "parameter": "w", "option": "beta2"}
     assert said("no_epsilon").culprit == {"step": 1, "layer": "", "parameter": "w", "option": "eps"}
-    assert said("attending").culprit == {"step": 31, "layer": "attention", "head": 0}
+    for name in ("attending", "attending_early"):
+        assert said(name).culprit == {"step": 31, "layer": "attention", "head": 0}
     assert said("curved").culprit == {"step": 26}
+
+
+def test_small_logits_are_judged_by_the_runs_own_steps(said):
+    """None is above 30; what speaks is how they grew, and that the step is usual with those of state N-9."""
+    found = {one.name: one.numbers for one in said("attending_early").evidence}
+    assert 2.25 * found["attention logits"]["then"] < found["attention logits"]["now"] < 30
+    scaled, alone = found["scaled queries"]["scaled"], found["scaled queries"]["batch alone"]
+    assert scaled == pytest.approx(alone, rel=1e-3)
 
 
 def test_half_precision_is_told_from_the_optimizer_by_float32(tmp_path):

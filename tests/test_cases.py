@@ -121,6 +121,42 @@ def test_s4_the_order_of_onset(tmp_path):
     assert not [step for step, rule in rules.items() if rule.startswith("loss") and step < 30]
 
 
+@pytest.mark.parametrize(("factor", "what", "spoilt"), [(1.0, "inf", 1), (0.0, "NaN", 12)], ids=["one inf", "one NaN"])
+def test_s5_clipping_spreads_one_bad_value(tmp_path, factor, what, spoilt):
+    """In step 24 one element of a gradient is not finite. Clipped, an inf is NaN and all other gradients are 0; a NaN
+    makes all of them NaN. What is recorded and named is what was there before."""
+
+    def loss(model, x, y, push):
+        element = model.lower.weight[1, 2]
+        change = mx.sqrt(push[0] + element - mx.stop_gradient(element)) - mx.sqrt(push[0])  # 0, with gradient inf at 0
+        return squares(model, x, y) + push[1] * change
+
+    def batch(number):
+        x = np.random.default_rng(number).standard_normal((8, 3)).astype(np.float32)
+        push = [0.0, factor] if number == 24 else [1.0, 0.0]
+        return x, x[:, :1], np.array(push, np.float32)
+
+    def make():
+        options = StepOptions(compile=False, clip=1.0)
+        return Experiment(Deep(), optim.SGD(1e-2), loss, Numbered(batch), options)
+
+    run = recorded(tmp_path / "run", make, 24)
+    line = run.line(24, 0)
+    lower, upper = line.per_layer_grad_norms
+    assert run.manifest.layers == ["lower", "upper"] and lower is None and 0 < upper < np.inf
+    trace = run.replay(24, experiment=again(make))
+    assert trace.exact and np.isfinite(trace.loss) and not np.isfinite(trace.grad_norm)
+    first = trace.record.first_nonfinite
+    assert (first.kind, first.path, first.count) == ("gradient", "lower.weight", 1)
+    named = f"The first non-finite tensor is the gradient of lower.weight: 1 {what} of 12 elements"
+    assert trace.findings()[0] == f"{named}; all before it is finite."
+    counts = {(row.kind, row.path): row.nonfinite for row in trace.record.rows}
+    gradients = {path: count for (kind, path), count in counts.items() if kind == "gradient"}
+    assert gradients == {"lower.weight": 1, "lower.bias": 0, "upper.weight": 0, "upper.bias": 0}
+    assert counts["weight", "lower.weight"] == spoilt
+    assert (counts["weight", "upper.weight"] > 0) == (what == "NaN")  # what clipping made of it
+
+
 def test_s6_gradients_that_are_exactly_zero(tmp_path):
     def severed(model, x, y):
         model.lower.weight = mx.stop_gradient(model.lower.weight)

@@ -69,6 +69,7 @@ def verdicts(ladder):
 
 
 def test_a_step_that_repeats_is_equal_on_every_rung_and_nothing_is_written(path):
+    """Case R13; that the first difference of a rung is named, compile setting and BLAS among them, is below."""
     before = runs.digest(path)
     ladder = open_run(path).diverge(6, bisect=True)
     assert ladder.record.verdict == "equal"

@@ -43,7 +43,7 @@ from .interventions.scene import CONTEXT, MEMORY_SHARE, Scene
 from .memory import memory
 from .replay import Progress
 from .run import CHECKPOINTS, Run
-from .session import traces_folder
+from .traces import traces_folder, writing
 from .verdict import Verdict, write
 
 SAVED = 64  # steps of roll-forward for which it is worth trying to decide without neighbours: about an autopsy's own
@@ -114,7 +114,8 @@ def autopsy(
         environment_differences=scene.unlike,
         notices=list(dict.fromkeys([*notices, *scene.notices, *inquiry.notices, *where])),
     )
-    write(verdict, folder)
+    with writing(folder):
+        write(verdict, folder)
     return verdict
 
 
@@ -208,16 +209,17 @@ def _earlier(inquiry: Inquiry, square: Square | None) -> Conclusion:
     if back is None and square is not None:
         # What only batch N shows has to be sought with batch N.
         back = walk(inquiry, square.batch if square.carrier == "state" else inquiry.step)
+    logits = None if square is None else logits_cause.Look(inquiry, square.batch)
     if back is None:
-        if square is not None and (found := logits_cause.examine(inquiry, square.batch)) is not None:
+        if logits is not None and (found := logits.ran_away() or logits.out_of_line()) is not None:
             return found
         return _unknown(inquiry, "There were too few healthy steps before it, or too little time, to experiment with.")
     looks: list[Callable[[], Conclusion | None]] = []
     usual = None if square is None else square.batch
     if back.single and square is not None:
         looks.append(partial(batch_cause.earlier, inquiry, back.update, square.batch, plain=True))
-    if square is not None:
-        looks.append(partial(logits_cause.examine, inquiry, square.batch))
+    if logits is not None:
+        looks += [logits.ran_away, logits.out_of_line]
     if back.single:
         looks.append(partial(moments_cause.one_update, inquiry, back.update))
     looks += [partial(precision_cause.over_steps, inquiry), partial(curvature_cause.examine, inquiry, back, usual)]

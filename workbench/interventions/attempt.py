@@ -24,6 +24,7 @@ from ..bits import bits_float
 from ..errors import ExperimentError
 from ..experiment import Batch, Experiment, as_batch, put_arrays, put_kept, set_random_key
 from ..fingerprint import lane_of
+from ..numbered_batch import arguments
 from ..rate_scale import without_schedules
 from ..snapshot import State, restore
 from ..step import Stepper, StepResult, clipped, optimizer_states
@@ -215,7 +216,7 @@ def _eps(attempt: Attempt, value: float) -> None:
 
 
 def _drop_row(attempt: Attempt, row: int) -> None:
-    batch, parts = attempt.moment.batch, attempt.experiment.options.accumulate
+    batch, pieces = attempt.moment.batch, attempt.experiment.options.accumulate
     sizes = {array.shape[0] for array in batch if array.ndim}
     if len(sizes) != 1:
         raise ExperimentError(
@@ -225,11 +226,11 @@ def _drop_row(attempt: Attempt, row: int) -> None:
     if row >= rows or rows == 1:
         what = "only one row, and a step needs one" if rows == 1 else f"rows 0 to {rows - 1}"
         raise ExperimentError(f"row {row} can't be dropped: the batch of step {attempt.scene.step} has {what}")
-    rest = as_batch([_without(array, row) if array.ndim else array for array in batch])
-    attempt.moment = replace(attempt.moment, batch=rest)
-    if (rows - 1) % parts:
+    parts = [_without(part, row) if getattr(part, "ndim", 0) else part for part in arguments(batch)]
+    attempt.moment = replace(attempt.moment, batch=as_batch(parts))
+    if (rows - 1) % pieces:
         attempt.with_options(accumulate=1)
-        attempt.notes.append(f"{rows - 1} rows can't be cut into {parts} micro-batches, so they are one")
+        attempt.notes.append(f"{rows - 1} rows can't be cut into {pieces} micro-batches, so they are one")
     if attempt.scene.draws:
         attempt.notes.append("the step draws random numbers, and other ones for each row of a smaller batch")
 

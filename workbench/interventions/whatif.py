@@ -19,6 +19,7 @@ from ..bits import bits_float, float_bits, json_float
 from ..errors import ExperimentError, ReplayError, WorkbenchError
 from ..files import pretty_json, write_atomic
 from ..trace import Difference
+from ..traces import traces_folder, writing
 from ..untrusted import decode, read_file
 from .changes import Change, parse_change
 
@@ -133,7 +134,6 @@ def experiments(
 
     A change that can't be made in this run stands among the records with its reason, unless none can.
     """
-    from ..session import traces_folder
     from .intervene import intervene  # imports MLX
     from .scene import Scene
 
@@ -183,7 +183,8 @@ def experiments(
         records.append(record)
         if effect is not None:
             folder, where = traces_folder(run, trace_dir)
-            files.append(write(record, folder))
+            with writing(folder):
+                files.append(write(record, folder))
             notices += [notice for notice in (*where, *scene.notices) if notice not in notices]
     if not files:
         raise ExperimentError("; ".join(f"{record.change}: {record.refused}" for record in records))

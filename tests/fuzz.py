@@ -32,6 +32,7 @@ from workbench.files import sha256
 from workbench.host import raw_views
 from workbench.interventions import whatif
 from workbench.pairs.paired import compare_runs
+from workbench.recorded.first_sign import first_sign
 from workbench.run import Run
 from workbench.trainer import training
 
@@ -191,6 +192,15 @@ def agrees(found, said):
     )
 
 
+def strict_json(text):
+    """Our own output: NaN and Infinity are no JSON."""
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
 def damaged(line):
     """Whether a line is none at all: what is left of one after a crash."""
     try:
@@ -215,6 +225,7 @@ class Reader:
     read: object
     names: str  # what an error must name
     share: int = 1  # of the inputs
+    slow: bool = False  # gets a tenth of its share
     pool: list = field(default_factory=list)
 
 
@@ -324,6 +335,29 @@ def readers(folder, run, checkpoint, with_replays=False):
     looked_at("run.json")
     looked_at("telemetry.jsonl")
     unchanged = Path(shutil.copytree(run, folder / "unchanged"))
+    whole_run = Path(shutil.copytree(run, folder / "verified"))
+
+    def verified(name):
+        original = (whole_run / name).read_bytes()
+
+        def once(content):
+            try:
+                (whole_run / name).write_bytes(content)
+                one = Run(whole_run)
+                found = one.verify()  # of what can be opened it says what is wrong, and raises nothing
+                assert found.sentence() and found.limits() and strict_json(found.to_json())["checks"]
+                if name.startswith("checkpoints/") and content != original:
+                    assert not found.whole, "a changed checkpoint is whole"
+                if not any(check.verdict == "mismatch" and check.kind == "telemetry" for check in found.checks):
+                    first_sign(one, one.manifest.segments[-1].segment, 10**6)
+            finally:
+                (whole_run / name).write_bytes(original)
+
+        found.append(Reader(f"verified run, {name}", [original], once, "", 1, slow=True))
+
+    verified("run.json")
+    verified("telemetry.jsonl")
+    verified("checkpoints/00000008.json")
     original = (opened / "run.json").read_bytes()
 
     def replayed(content):
@@ -336,7 +370,7 @@ def readers(folder, run, checkpoint, with_replays=False):
             (opened / "run.json").write_bytes(original)
 
     if with_replays:
-        found.append(Reader("replayed run, run.json", [original], replayed, "", 1))
+        found.append(Reader("replayed run, run.json", [original], replayed, "", 1, slow=True))
     for reader in found:
         reader.pool = list(reader.seeds)
     return found
@@ -502,7 +536,7 @@ def main():
         for reader in chosen:
             figures = Figures()
             inputs = given.inputs * reader.share // total
-            fuzz(reader, inputs // 10 if "replayed" in reader.name else inputs, draw, figures)
+            fuzz(reader, inputs // 10 if reader.slow else inputs, draw, figures)
             table.append((reader.name, figures))
             print(
                 f"{reader.name:38} {figures.inputs:8} inputs, {figures.values:7} right values, "

@@ -219,7 +219,7 @@ def test_a_directory_for_traces_that_is_a_file(path, tmp_path):
 def test_replay_says_it_is_exact(path):
     said = runs.here("replay", path, "--step", 6)
     assert said.code == 0
-    assert "Step 6 is exact: all 13 recorded items have the run's bits." in said.out
+    assert "Step 6 is exact: all 14 recorded items have the run's bits." in said.out
     for word in ("repeatable", "faithful", "sensitive", "probe pass certified: yes", "blocks.0.attention.query"):
         assert word in said.out
     assert f"trace: {path / 'traces' / '00000006.json'}" in said.out
@@ -280,7 +280,7 @@ def test_a_quick_replay_performs_the_step_once_and_says_what_that_leaves_open(pa
 
 def test_replay_of_a_range(path):
     said = runs.here("replay", path, "--step", "5..7")
-    assert said.code == 0 and said.out.count("is exact: all 13 recorded items") == 3
+    assert said.code == 0 and said.out.count("is exact: all 14 recorded items") == 3
     found = runs.strict(runs.here("replay", path, "--step", "7..8", "--json").out)
     assert [document["step"] for document in found] == [7, 8] and all(document["exact"] for document in found)
     found = runs.strict(runs.here("replay", path, "--step", "7..7", "--json").out)

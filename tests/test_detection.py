@@ -41,6 +41,7 @@ def test_windows_agree_with_one_taken_at_a_time(size, count):
     mean, deviation = rolling.mean_and_deviation(values, size)
     middle, mad = rolling.median_and_mad(values, size)
     np.testing.assert_array_equal(rolling.median(values, size), middle)
+    np.testing.assert_array_equal(rolling.mean(values, size), mean)
     for place in range(count):
         window = values[place - size : place].tolist()
         if place < size:

@@ -29,12 +29,17 @@ LIGHT = (
     "dashboard",
     *("timeline_figure", "tokens", "markup", "views", "layer_view", "batch_view", "cause_view", "looking", "results"),
     *("norm_chart", "departure", "environment_view", "code_view", "here", "stored", "surroundings", "step_report"),
+    "onset_view",
     *("messages", "child"),
-    *("untrusted", "printed", "interpreter"),
+    *("untrusted", "printed", "interpreter", "read_ahead", "kernel_cache", "fresh_replay"),
     *("casebook", "outcome", "baselines", "scores", "spikebench", "spikebench_report"),
-    *("line", "strict", "quick", "scan", "column_cache"),
+    *("suite_table", "peer", "growth", "scaling_figure"),
+    *("line", "strict", "further", "quick", "scan", "column_cache"),
     *("logged_run", "recognise", "state_file", "loose_checkpoint"),
     *("layout", "listing", "plan", "recorded_run"),
+    *("completeness", "first_sign", "spike_marks", "stretches"),
+    *("checkpoint_sizes", "tensor_places"),
+    *("own_line", "rank_run", "rank_setup", "rank_parts", "rank_trace", "carrier", "signs"),
 )
 CORE = (
     "step",
@@ -58,15 +63,20 @@ CORE = (
     "state_edits",
     *("counterfactual", "damage"),
     *("extras", "own_step", "trees", "frozen", "plain_batches", "reachable", "redrawing", "selfcheck"),
-    *("tensor_file", "rate_scale", "blackbox", "recovery", "saving"),
+    *("object_graph", "contents", "deep_snapshot", "standins", "outside_state", "objections"),
+    *("tensor_file", "readings", "numbered_batch", "rate_scale", "blackbox", "recovery", "saving"),
+    *("tensor_places", "deduplication"),
+    *("world", "rank_parts"),
 )
 ABOVE = {"model", "data", "train", "training", "faults", "cli", "demo", "lab", "run", "record", "session", "manifest"}
-ABOVE |= {"context", "neighbours", "inquiry", "autopsy"}
+ABOVE |= {"context", "neighbours", "inquiry", "autopsy", "fresh_replay"}
 ABOVE |= {"casebook", "outcome", "trial", "baselines", "scores", "spikebench", "spikebench_report"}
 ABOVE |= {"checkpointer", "journal", "locking"}
 ABOVE |= {"run_writer", "run_manifest", "logbook", "saves", "saved_state", "continuation", "rollback", "telemetry_copy"}
-ABOVE |= {"layout", "listing", "plan", "recorded_run"}
+ABOVE |= {"layout", "listing", "plan", "recorded_run", "completeness", "first_sign", "spike_marks", "stretches"}
+ABOVE |= {"checkpoint_sizes", "many"}
 ABOVE |= {"verification", "verifying", "proving", "batch_files", "own_batches", "example_lines", "printed"} | COMMANDS
+ABOVE |= {"crew", "rank_writer", "rank_run", "attendance", "launching", "joined", "carrier", "shard"}
 ABOVE |= {"alterations", "recipe", "planting", "planters", "saboteur", "seams", "forks", "forking"}
 SCREEN = {"ipywidgets", "matplotlib", "IPython", "rich", "click"}
 
@@ -217,12 +227,16 @@ def test_what_stands_beside_the_core_knows_it_not(module):
         *("alterations", "faults", "seams"),
         *("samplers", "plain_batches", "plain_json"),
         *("journal", "locking", "saving", "failed_writes", "telemetry_copy"),
-        *("untrusted", "interpreter", "verification"),
+        *("untrusted", "interpreter", "verification", "read_ahead", "kernel_cache"),
         *("verdict", "alarm", "suspects"),
         *("casebook", "outcome", "baselines", "scores", "spikebench", "spikebench_report"),
-        *("line", "strict", "quick", "scan", "column_cache"),
+        *("suite_table", "peer", "growth", "scaling_figure"),
+        *("line", "strict", "further", "quick", "scan", "column_cache"),
         *("recognise", "entries", "state_file", "loose_checkpoint"),
         *("layout", "listing", "plan", "recorded_run"),
+        *("completeness", "first_sign", "spike_marks", "stretches"),
+        *("checkpoint_sizes", "tensor_places"),
+        *("own_line", "rank_setup", "rank_parts", "rank_trace", "carrier", "signs"),
     ],
 )
 def test_without_mlx_all_the_way_down(module):

@@ -129,7 +129,7 @@ def test_a_record_has_the_bits_of_mlx_lms_own_training(name, tmp_path, monkeypat
     assert float_bits(means) == float_bits(line["loss"] for line in logged(run, "step"))
     ours = mx.load(str(run.path / "adapters" / "adapters.safetensors"))
     assert helpers.tensor_bytes(ours) == helpers.tensor_bytes(weights)
-    told = [(iteration // parts, loss) for iteration, loss in theirs.validations[1:]]  # the first is not logged
+    told = [(iteration // parts, loss) for iteration, loss in theirs.validations]  # the first before any step
     assert [step for step, _ in told] == [line["step"] for line in logged(run, "val")]
     assert float_bits(loss for _, loss in told) == float_bits(line["val_loss"] for line in logged(run, "val"))
 
@@ -430,6 +430,21 @@ def test_looking_at_a_run_imports_no_mlx_lm():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_panel_says_where_the_batch_is_to_be_seen_and_shows_it_after_a_replay():
+    """Which lines it had only mlx-lm's own tokenizer tells, and the panel's process loads neither that nor MLX."""
+    run = recorded("lora")
+    panel = wb.Panel(run=str(run.path))
+    panel.step.value, panel.view.value = 3, "Batch"
+    assert panel.last_error is None
+    if panel.trace is None:  # no other test has replayed it
+        assert "run.batch_facts(step)" in panel.batch.value and "a replay shows them here" in panel.batch.value
+    panel.replay(3)
+    shown = panel.batch.value.replace("&nbsp;", " ")
+    assert panel.last_error is None and "share of the loss" in shown and "Not shown" not in shown
+    lines = json.loads(runs.here("batch", run.path, "--step", 3, "--json").out)["rows"]
+    assert {row["source"] for row in lines} == {"train.jsonl"} and all(row["line"] >= 1 for row in lines)
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals

@@ -19,7 +19,7 @@ import pytest
 import runs
 from panels import EVIL, SPIKE, STEPS, VIEWS, in_a_process, look, plain, press, seen
 
-from workbench import worker
+from workbench import kernel_cache, worker
 from workbench.batches.batch import batch_table
 from workbench.errors import EnvironmentMismatch, ReplayError, WorkbenchError
 from workbench.panel import Panel
@@ -261,6 +261,14 @@ def test_a_result_belongs_to_its_environment(panel, monkeypatch):
     child.end()
 
 
+def test_compiled_kernels_are_looked_for_where_mlx_keeps_them(monkeypatch, tmp_path):
+    """Not in the folder for temporary files that the other process has: each would be said to compile them anew."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "of the other process"))
+    place = kernel_cache.folder("cuda")
+    assert place is not None and place.parents[2] == tmp_path
+
+
 def test_a_second_replay_is_refused_while_one_runs(held, folder):
     panel, may_go = held
     running = panel._performer._work
@@ -274,7 +282,7 @@ def test_a_second_replay_is_refused_while_one_runs(held, folder):
         panel.replay(3)
     other = Panel(folder, "spiked")
     other.replay_button.click()
-    assert "Work is being done already" in other.status.value and other._performer._work is None
+    assert "by another panel of this notebook" in other.status.value and other._performer._work is None
     may_go.set()
     panel.wait(60)
     press(other)

@@ -372,3 +372,13 @@ def test_a_run_that_recorded_no_step_yet(tmp_path):
 def test_a_link_to_a_run_is_that_run(tmp_path):
     os.symlink(runs.recorded_read_only(), tmp_path / "link")
     assert Run(tmp_path / "link").last_step == 12
+
+
+def test_spikes_are_the_callers_own_and_follow_the_telemetry(tmp_path):
+    path = runs.recorded(tmp_path)
+    opened = Run(path)
+    first = opened.spikes()
+    first.loc[0, "step"] = 99
+    assert 99 not in opened.spikes()["step"].tolist() and len(opened.spikes()) == len(Run(path).spikes())
+    runs.edit_line(path, 12, loss=None, loss_bits="0x7fc00000")
+    assert opened.spikes()["rule"].tolist()[-1] == "non_finite"

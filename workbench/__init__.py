@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from .forks import fork_point as fork_point
     from .interventions.intervene import two_by_two as two_by_two
     from .interventions.scene import Scene as Scene
+    from .many import replay_many as replay_many
     from .pairs.paired import compare_runs as compare_runs
     from .panel import Panel as Panel
+    from .ranks.carrier import rank_table as rank_table
     from .record import Recorder as Recorder
     from .run import Run as Run
     from .run import list_runs as list_runs
@@ -71,8 +73,10 @@ _HOMES = {
     "open_checkpoint": "foreign.loose_checkpoint",
     "fork": "forking",
     "fork_point": "forks",
+    "replay_many": "many",
     "compare_runs": "pairs.paired",
     "Panel": "panel",
+    "rank_table": "ranks.carrier",
     "Recorder": "record",
     "report_html": "step_report",
     "write_report": "step_report",

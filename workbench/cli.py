@@ -26,10 +26,13 @@ from .commands.doctor import doctor
 from .commands.faults import faults
 from .commands.lab import lab
 from .commands.mlx_lm import mlx_lm
+from .commands.ranks import ranks
 from .commands.replay import replay
 from .commands.report import report
+from .commands.resumption import resumption
 from .commands.runs import runs
 from .commands.spike_list import spikes
+from .commands.sweep import sweep
 from .commands.train import train
 from .commands.verify import verify
 from .commands.whatif import whatif
@@ -92,10 +95,13 @@ main.add_command(doctor)
 main.add_command(faults)
 main.add_command(lab)
 main.add_command(mlx_lm)
+main.add_command(ranks)
 main.add_command(replay)
 main.add_command(report)
+main.add_command(resumption)
 main.add_command(runs)
 main.add_command(spikes)
+main.add_command(sweep)
 main.add_command(train)
 main.add_command(verify)
 main.add_command(whatif)

@@ -25,6 +25,7 @@ from .experiment import Experiment
 from .fingerprint import known_method
 from .interventions.changes import Change, parse_change
 from .manifest import Parent
+from .ranks.attendance import refuse_ranks
 from .replay import Progress, replay_steps
 from .run import CHECKPOINTS, Run
 from .seams import state_segment
@@ -138,6 +139,7 @@ def state_at(
     Raises:
         As `fork_point`.
     """
+    refuse_ranks(run.manifest, run.path, "a fork")
     holder = _holder(run, step, segment)
     if (step, holder) in run.checkpoints:
         state = snapshot.read(run.path / CHECKPOINTS, step, holder, run.manifest.run)

@@ -44,6 +44,9 @@ VARIABLE = "WORKBENCH_RUN"  # set by `workbench lab RUN`
 EXAMPLE = "demo-run"
 ONLY_HERE = "The experiment exists only in this notebook, so it is replayed here: Cancel waits for the end of a step."
 BUSY = "Work is being done already. Cancel it first, or wait for its end."
+BUSY_ELSEWHERE = (
+    "Work is being done already, by another panel of this notebook. Cancel it there first, or wait for its end."
+)
 
 
 class Panel(Controls):
@@ -102,13 +105,15 @@ class Panel(Controls):
     # ---- what a reader without a kernel sees, and what nbval compares
 
     def __repr__(self) -> str:
+        # What a callback raised is in the red box, and nothing of a cell that CI compares would change but for this.
+        error = "" if self.last_error is None else f", error={type(self.last_error).__name__}"
         if self.opened is None:
-            return f"Panel(folder={Path(self.folder.value).name!r}, no run chosen)"
+            return f"Panel(folder={Path(self.folder.value).name!r}, no run chosen{error})"
         # What the run's files hold from before is left out: a notebook that is run again would show something else.
         own = {name for name, made in self.found.made.items() if made.file is None}
         done = ", replayed" if "trace" in own else ""
         done += f", verdict={self.found.verdict.verdict!r}" if self.found.verdict and "verdict" in own else ""
-        return f"Panel(run={self.opened.name!r}, step={self.step.value}{done})"
+        return f"Panel(run={self.opened.name!r}, step={self.step.value}{done}{error})"
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         bundle = super()._repr_mimebundle_(**options)
@@ -250,7 +255,7 @@ class Panel(Controls):
     def _in_background(self, work: Callable[[], object]) -> None:
         """Has the worker's thread do it, unless something else is being done. An exception in it is shown."""
         if not self._performer.begin():
-            self._performer.say(BUSY)
+            self._performer.say(BUSY if self._performer.running else BUSY_ELSEWHERE)
             return
         self._boundary.clear()
 

@@ -16,8 +16,7 @@ from .batches.batch import batch_table
 from .errors import DataError, RunError, WorkbenchError
 from .files import write_atomic
 from .kind_names import moment_names
-from .probes.neighbours import BEFORE
-from .screen import batch_view, cause_view, departure, environment_view, layer_view, views
+from .screen import batch_view, cause_view, environment_view, layer_view, onset_view, views
 from .screen.markup import escaped, heading, paragraph, small
 from .screen.norm_chart import norm_chart
 from .screen.opened import Opened
@@ -37,7 +36,7 @@ h1{font-size:1.5em;margin:0 0 4px}h2{font-size:1.15em;margin:26px 0 6px;border-b
 table{border-collapse:collapse;font-size:13px}th,td{border-bottom:1px solid rgba(127,127,127,.25);vertical-align:top}
 code,pre{font-family:ui-monospace,monospace}summary{cursor:pointer}
 @media (prefers-color-scheme:dark){html .wb-norms{--wb-dot:#56B4E9;--wb-ring:#E69F00;--wb-bad:#FF8A3D}}
-@media print{details{display:block}body{max-width:none}}
+@media print{details{display:block}body{max-width:none}[style*="max-height"]{max-height:none!important}}
 """
 
 
@@ -56,10 +55,11 @@ def report_html(run: Run, step: int, *, segment: int | None = None) -> str:
     opened = Opened(run.path)
     found = read_stored(opened.run, step, chosen, None)
     parts = [
-        ("", opened.facts + views.step_facts(opened.row(step, chosen), opened.explanations(step, chosen))),
+        ("", opened.facts + _facts(opened, step, chosen)),
         ("Timeline", opened.timeline().at(step)),
         ("Replay", _replay(run, step, found)),
         ("Why the loss spiked", _verdict(run, step, found)),
+        ("Where it began", onset_view.onset(opened, step, chosen, found.trace)),
         ("Layers", _layers(opened, step, chosen, found)),
         ("Batch", _batch(opened.run, step, chosen, found)),
         ("Experiments", "" if found.experiments is None else cause_view.experiments(found.experiments, step)),
@@ -96,6 +96,11 @@ def write_report(run: Run, step: int, path: str | os.PathLike[str], *, segment: 
 # ---- its parts
 
 
+def _facts(opened: Opened, step: int, segment: int) -> str:
+    explanations, carried = opened.explanations(step, segment), opened.carried(step, segment)
+    return views.step_facts(opened.row(step, segment), explanations, carried)
+
+
 def _replay(run: Run, step: int, found: Found) -> str:
     if found.trace is not None:
         return views.badges(found.trace, found.origin("trace", "replayed"))
@@ -118,11 +123,9 @@ def _layers(opened: Opened, step: int, segment: int, found: Found) -> str:
     layers = layer_view.telemetry_layers(run, run.line(step, segment)) if trace is None else trace.layers
     if not len(layers):
         return paragraph("No per-layer norms are recorded at this step.")
-    scores = departure.logged_scores(run, step, segment, opened.flagged(step - BEFORE, step - 1))
-    first = departure.sentence(scores, run.manifest.layers, step, "telemetry", names)
     alt = f"Norms of each layer at step {step}, and the range of the steps nearby"
     chart = norm_chart(layers, nearby, step=step, alt=alt, names=names)
-    return paragraph(first) + chart + layer_view.layer_table(layers, nearby, step, trace, names)
+    return chart + layer_view.layer_table(layers, nearby, step, trace, names)
 
 
 def _batch(run: Run, step: int, segment: int, found: Found) -> str:

@@ -65,7 +65,7 @@ def work(lab, recorded):
 
 
 @pytest.fixture(scope="package")
-def context(lab):
+def context(recorded):
     with servers.browser() as context:
         yield context
 

@@ -27,15 +27,15 @@ def record(out: Path, *options: object) -> Path:
 
 
 class PanelPage:
-    """The panel in a notebook. What it does is what a person's hands do.
+    """The panel in a notebook, or one of several. What it does is what a person's hands do.
 
     Attributes:
         itself: the panel. Others are found by their CSS class: `page["replay"]`.
     """
 
-    def __init__(self, notebook: Notebook) -> None:
+    def __init__(self, notebook: Notebook, place: int = 0) -> None:
         self.notebook, self.page = notebook, notebook.page
-        self.itself = notebook.panel.locator(".wb-panel").first
+        self.itself = notebook.panel.locator(".wb-panel").nth(place)
 
     def __getitem__(self, name: str) -> Any:
         """A widget by its CSS class, without its `wb-`."""

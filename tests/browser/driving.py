@@ -17,12 +17,12 @@ from typing import Any
 from .servers import HEIGHT, WIDTH, Server
 
 
-def empty_notebook(path: Path) -> None:
+def empty_notebook(path: Path, code: str = "") -> None:
     """Writes a notebook with one code cell."""
     import nbformat
 
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel}, cells=[nbformat.v4.new_code_cell("")])
+    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel}, cells=[nbformat.v4.new_code_cell(code)])
     nbformat.write(notebook, path)
 
 
@@ -206,15 +206,15 @@ class Notebook:
         )
 
     @contextlib.contextmanager
-    def at_full_height(self, limit: int = 9000) -> Iterator[None]:
-        """Inside, the page is as tall as the notebook, so that a picture has all of it."""
+    def at_full_height(self, limit: int = 9000, width: int = WIDTH) -> Iterator[None]:
+        """Inside, the page is as tall as the notebook, so that a picture has all of it, and so wide."""
         self.panel.locator(".jp-WindowedPanel-outer").evaluate("outer => { outer.scrollTop = 0 }")
         for _ in range(2):  # twice: of cells out of sight the height is a guess
             height = self.panel.evaluate(
                 """panel => { const cells = [...panel.querySelectorAll('.jp-Cell')].map(c => c.getBoundingClientRect());
                 return Math.max(...cells.map(c => c.bottom)) - Math.min(...cells.map(c => c.top)) }"""
             )
-            self.page.set_viewport_size({"width": WIDTH, "height": min(int(height) + 200, limit)})
+            self.page.set_viewport_size({"width": width, "height": min(int(height) + 200, limit)})
             self.page.wait_for_timeout(100)
         try:
             yield

@@ -1,13 +1,9 @@
-"""A person at JupyterLab, for tests: a server of its own, a page in a real browser, a notebook, and hands.
-
-with lab_server(work, run) as lab, browser() as context, Desk(context, lab, "first") as desk:
-    notebook = desk.open("investigate.ipynb")
-    notebook.run_all()
-"""
+"""Servers and a browser, for tests: JupyterLab, or Voilà, on a port of its own."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -43,6 +39,13 @@ def missing() -> str:
     return ""
 
 
+def voila_missing() -> str:
+    """Why the panel can't be tried in Voilà here, with what to install; empty where it can."""
+    if importlib.util.find_spec("voila") is None:
+        return "Voilà is not installed; install it: pip install voila"
+    return missing()
+
+
 def find_browser() -> str | None:
     named = os.environ.get("WORKBENCH_BROWSER")
     return next((path for name in ([named] if named else BROWSERS) if (path := shutil.which(name))), None)
@@ -70,23 +73,43 @@ def lab_server(root: Path, run: Path | None) -> Iterator[Server]:
         root: the folder into which it copies the notebooks.
         run: as on its command line.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     home = Path(tempfile.mkdtemp(prefix="workbench-lab-"))
-    token = secrets.token_hex(16)
     command = [sys.executable, "-m", "workbench", "lab", *([] if run is None else [str(run)]), "--dir", str(root), "--"]
-    command += ["--no-browser", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0"]
+    command += ["--no-browser", "--ip=127.0.0.1", "--ServerApp.port_retries=0"]
     command += ["--LabApp.expose_app_in_browser=True"]  # window.jupyterapp: commands, notebooks, kernels
     command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     command += ["--LabApp.extension_manager=readonly"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command += ["--allow-root"]
+    with _serving(command, home, root, "api", secrets.token_hex(16)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def voila_server(notebook: Path) -> Iterator[Server]:
+    """`voila NOTEBOOK` on a free port of this machine, with a token of its own."""
+    home, token = Path(tempfile.mkdtemp(prefix="workbench-voila-")), secrets.token_hex(16)
+    command = [sys.executable, "-m", "voila", str(notebook), "--no-browser", "--Voila.ip=127.0.0.1"]
+    command += ["--Voila.port_retries=0", f"--Voila.token={token}"]  # it doesn't read JUPYTER_TOKEN
+    with _serving(command, home, notebook.parent, "voila/templates/lab/static/voila.js", token) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _serving(command: list[str], home: Path, root: Path, sign: str, token: str) -> Iterator[Server]:
+    """Args:
+    home: an empty folder for its settings; removed at the end.
+    sign: what it answers to, once it serves.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [*command, f"--port={port}"]
     with (home / "server.log").open("w+") as log:
         process = subprocess.Popen(command, env=_variables(home, token), stdout=log, stderr=subprocess.STDOUT)
         try:
             url = f"http://127.0.0.1:{port}"
-            _await_server(url, process, log)
+            _await_server(f"{url}/{sign}", process, log)
             yield Server(url, token, root, process.pid)
         finally:
             process.terminate()  # the server ends its kernels
@@ -122,12 +145,12 @@ def _await_server(url: str, process: subprocess.Popen[Any], log: Any, seconds: f
     end = time.monotonic() + seconds
     while True:
         try:
-            urllib.request.urlopen(f"{url}/api", timeout=2).read()
+            urllib.request.urlopen(url, timeout=2).read()
             return
         except OSError:
             if process.poll() is not None or time.monotonic() > end:
                 log.seek(0)
-                raise RuntimeError(f"JupyterLab did not start:\n{log.read()[-4000:]}") from None
+                raise RuntimeError(f"The server did not start:\n{log.read()[-4000:]}") from None
             time.sleep(0.1)
 
 

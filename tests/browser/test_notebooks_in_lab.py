@@ -23,8 +23,12 @@ def started(context, lab):
 @pytest.mark.parametrize("name", NAMES)
 def test_it_runs_and_shows_everything(started, name):
     notebook = started[name]
-    notebook.finish(seconds=300)
-    notebook.show()
+    try:
+        notebook.finish(seconds=300)
+    finally:
+        notebook.show()
+        with notebook.at_full_height():
+            notebook.desk.take(screenshots() / f"{name}.png")
     with notebook.at_full_height():
         outputs = notebook.panel.locator(".jp-OutputArea-output")
         assert outputs.count() >= notebook.javascript(OUTPUTS) > 3
@@ -32,7 +36,6 @@ def test_it_runs_and_shows_everything(started, name):
             panel.wait_for()
         assert notebook.panel.locator(".wb-panel").count() == notebook.javascript(PANELS)
         assert notebook.javascript(BROKEN_PICTURES) == []
-        notebook.desk.take(screenshots() / f"{name}.png")
     assert "Error displaying widget" not in notebook.panel.inner_text()
     notebook.desk.check()
 

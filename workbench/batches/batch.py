@@ -6,13 +6,14 @@ consumed, or an error: its hash must be the one in the telemetry.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pandas as pd
+from msgspec import UNSET
 
 from ..errors import DataError, ExperimentError, ReplayError
 from ..files import sha256
@@ -128,7 +129,7 @@ def sampler_of(run: Run, *, verify: bool = True) -> WindowSampler:
     corpora = [Corpus.open((locate if verify else find)(entry, run.path)) for entry in run.manifest.data]
     return training_windows(
         corpora,
-        batch=stream.batch * stream.accumulate,
+        batch=stream.batch * stream.accumulate * (1 if run.manifest.ranks is UNSET else run.manifest.ranks.size),
         ctx=stream.model.ctx,
         seed=stream.seed,
         val_split=stream.val_split,
@@ -140,14 +141,30 @@ def sampler_of(run: Run, *, verify: bool = True) -> WindowSampler:
     )
 
 
+def shares(run: Run, batch: Batch) -> Iterator[tuple[Run, Batch]]:
+    """The rows of each rank of a data-parallel run, and the run as that rank saw it; of any other run the whole."""
+    if run.manifest.ranks is UNSET:
+        yield run, batch
+        return
+    from ..ranks.rank_run import RankRun
+
+    rows = len(batch[0]) // run.manifest.ranks.size
+    for rank in range(run.manifest.ranks.size):
+        part = slice(rank * rows, (rank + 1) * rows)
+        yield RankRun(run.path, rank), (batch[0][part], batch[1][part])
+
+
 def verified_batch(run: Run, sampler: WindowSampler, step: int, segment: int) -> Batch:
     """The batch of a step, drawn again; where the telemetry has its hash, it must be this one's.
 
     Raises:
         DataError: it is another one.
     """
-    batch, recorded = sampler.batch_at(step), run.evidence(step, segment).get("batch_hash")
-    if recorded is not None and _hash(batch) != recorded:
+    batch = sampler.batch_at(step)
+    for seen, part in shares(run, batch):
+        recorded = seen.evidence(step, segment).get("batch_hash")
+        if recorded is None or _hash(part) == recorded:
+            continue
         sampler_of(run)  # says so if a data file has changed
         raise DataError(
             f"the batch of step {step} drawn from {sampler.sources[0].path} is not the one that {run.name} consumed: "

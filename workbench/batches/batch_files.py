@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import UNSET
 
 from ..errors import DataError
+from ..ranks.own_line import own_line
 from ..verification import Check
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ def check_batches(run: Run, progress: Callable[[int, int], None] = lambda done, 
     for line in run.telemetry.lines:
         if line.type != "step" or not isinstance(line.step, int):
             continue
+        for entry in () if line.ranks is UNSET else line.ranks:
+            if isinstance(entry.get("batch_hash"), str):
+                used.setdefault(entry["batch_hash"], []).append(line.step)
         if isinstance(line.batch_hash, str):
             used.setdefault(line.batch_hash, []).append(line.step)
         else:
@@ -69,7 +74,8 @@ def check_batches(run: Run, progress: Callable[[int, int], None] = lambda done, 
 
 
 def stored_batch(run: Run, step: int, segment: int) -> tuple[np.ndarray, ...]:
-    """The batch of a step as the run stored it; bfloat16, which numpy lacks, as float32.
+    """The batch of a step as the run stored it; bfloat16, which numpy lacks, as float32. Of a data-parallel run those
+    of all ranks, one after the other.
 
     Raises:
         DataError: the run stores none, the step logged no hash, or the file is missing or was changed.
@@ -79,7 +85,12 @@ def stored_batch(run: Run, step: int, segment: int) -> tuple[np.ndarray, ...]:
         raise DataError(f"{run.name} has no stored batch of step {step}: expected one under the hash that it logged")
     from ..stored_batches import BatchStore  # imports MLX
 
-    return as_numpy(BatchStore(run.path).get(line.batch_hash))
+    store = BatchStore(run.path)
+    if line.ranks is not UNSET:
+        of_ranks = [as_numpy(store.get(str(own_line(line, rank).batch_hash))) for rank in range(len(line.ranks))]
+        if all(array.ndim for batch in of_ranks for array in batch):
+            return tuple(np.concatenate(arrays) for arrays in zip(*of_ranks, strict=True))
+    return as_numpy(store.get(line.batch_hash))
 
 
 def as_numpy(batch: Any) -> tuple[np.ndarray, ...]:

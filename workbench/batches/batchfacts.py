@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from msgspec import UNSET
 
 from .. import traces
 from ..errors import DataError
@@ -98,6 +99,10 @@ def _of_trainer(run: Run, step: int, segment: int, trace: Trace | None, notices:
             batches[earlier] = Contents.of(verified_batch(run, sampler, earlier, segment))
         except DataError as error:
             notices.append(f"the batch of step {earlier} is left out: {error}")
+    if run.manifest.ranks is not UNSET:
+        size = run.manifest.ranks.size
+        each = sampler.batch // size
+        notices.append(f"{size} ranks shared each batch: rank R had the {each} rows from {each} · R on")
     if step == 1:
         notices.append("step 1 has no batch before it, and no earlier rows to compare its own with")
     parts = []

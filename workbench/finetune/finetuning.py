@@ -16,6 +16,7 @@ from .. import manifest as manifests
 from ..errors import ExperimentError
 from ..files import commit, sync_file, temporary_beside
 from ..interrupts import Interrupted, interrupts
+from ..ranks.attendance import refuse_launched
 from ..rebuild import locate
 from ..record import Recorder
 from ..run import Run, refuse_existing
@@ -78,6 +79,7 @@ def fine_tune(
         RunError: the folder already holds a run, or (resuming) holds none of mlx-lm.
         Interrupted: Ctrl-C or SIGTERM came; the step under way was finished and the run's state saved.
     """
+    refuse_launched("fine-tuning as mlx-lm does")
     out, watcher = Path(out), _Silent() if watcher is None else watcher
     keeping: dict[str, Any] = {"keep_last": keep_last, "keep_every": keep_every}
     spikes: SpikeSettings | None = SpikeSettings()
@@ -125,7 +127,7 @@ def fine_tune(
             _announce(tuning, recorder.step_number, last, watcher)
             began_at = recorder.step_number
             for batch in recorder.batches(last):
-                _validate(tuning, recorder, watcher, log=recorder.step_number > began_at)
+                _validate(tuning, recorder, watcher)
                 loss = recorder.step(batch)
                 watcher.on_step(recorder.step_number, loss, recorder.reading)
                 if number := interrupted():
@@ -134,7 +136,7 @@ def fine_tune(
                         number,
                     )
             if began_at < last == updates(tuning.settings):
-                _validate(tuning, recorder, watcher, log=True)  # where iters is no multiple of the accumulation
+                _validate(tuning, recorder, watcher)  # where iters is no multiple of the accumulation
     if began_at < last:
         _conclude(tuning, out, last, watcher)
     return Run(out)
@@ -158,16 +160,14 @@ def _announce(tuning: Tuning, step: int, last: int, watcher: Watcher) -> None:
         watcher.on_notice(f"report_to ({tuning.settings['report_to']}) is not followed: the record is the run's own.")
 
 
-def _validate(tuning: Tuning, recorder: Recorder, watcher: Watcher, *, log: bool) -> None:
-    """The evaluations that mlx-lm makes between the last step and the next. Those before the first step of this process
-    are told, not logged: there is no telemetry yet."""
+def _validate(tuning: Tuning, recorder: Recorder, watcher: Watcher) -> None:
+    """The evaluations that mlx-lm makes between the last step and the next."""
     first, accumulate = recorder.step_number * tuning.settings["grad_accumulation_steps"], tuning.sampler.accumulate
     for iteration in range(first + 1, min(first + accumulate, tuning.settings["iters"]) + 1):
         loss = tuning.validation_loss(iteration)
         if loss is not None:
             watcher.on_validation(recorder.step_number, loss)
-            if log:
-                recorder.log_validation(loss)
+            recorder.log_validation(loss)
 
 
 def _conclude(tuning: Tuning, out: Path, step: int, watcher: Watcher) -> None:

@@ -50,7 +50,9 @@ class Controls(W.VBox):
         self.replay_button = _button("Replay", "7em", icon="play", button_style="primary")
         self.cause_button = _button("Find the cause", "12em", icon="search", button_style="primary")
         self.cancel_button = _button("Cancel", "7em", icon="stop", disabled=True)
-        self.progress = W.IntProgress(description="Progress", style=label, layout=_flexible())
+        self.progress = W.IntProgress(
+            description="Progress", style=label, layout=W.Layout(width="auto", min_width="8em", flex="1 1 8em")
+        )
         self.anyway = W.Checkbox(
             description="Replay here anyway (informational)", indent=False, layout=W.Layout(width="auto")
         )
@@ -124,7 +126,8 @@ class Controls(W.VBox):
 
     def _arranged(self) -> list[W.Widget]:
         choose = W.HBox([self.step, self.slider])
-        buttons = W.HBox([self.replay_button, self.cause_button, self.cancel_button, self.progress])
+        wrapping = W.Layout(flex_flow="row wrap")  # on a narrow page the progress has a line of its own
+        buttons = W.HBox([self.replay_button, self.cause_button, self.cancel_button, self.progress], layout=wrapping)
         right = [choose, self.segment, self.step_facts, self.estimate, buttons, self.anyway, self.status]
         both = [self.spikes, W.VBox(right, layout=_flexible())]
         return [

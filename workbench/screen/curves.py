@@ -206,7 +206,7 @@ def _smooth(curve: Curve, size: int, before: Curve | None = None, smooth: Curve 
     else:
         done = smooth.values
     values = curve.values[max(0, known - size + 1) :]
-    means = rolling.mean_and_deviation(np.append(values, 0.0), size)[0][size:]
+    means = rolling.mean(np.append(values, 0.0), size)[size:]
     return Curve(curve.segment, curve.steps[size - 1 :], np.concatenate([done, means]), curve.broken[:0])
 
 

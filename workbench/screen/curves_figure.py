@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ..errors import WorkbenchError
 from ..figures import (
@@ -22,7 +21,6 @@ from ..figures import (
     BLUE,
     BOTTOM_EDGE,
     GREEN,
-    INK,
     ORANGE,
     PURPLE,
     SKY,
@@ -33,6 +31,7 @@ from ..figures import (
     dress,
     logarithmic,
     say_nothing,
+    step_axis,
 )
 from .curve import GRAD_NORM, LABELS, LOSS, VALIDATION, Curve
 from .thinning import thinned, thinned_marks
@@ -107,18 +106,14 @@ def overlay(
     height = 1.25 + 1.25 * sum(ratios)
     figure = blank(height)
     grid = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": ratios})[:, 0]
-    figure.subplots_adjust(left=0.09, right=0.98, bottom=0.55 / height, hspace=0.12)
+    figure.subplots_adjust(left=0.09, right=0.97, bottom=0.55 / height, hspace=0.12)
     margin = AXES_MARGIN * max(high - low, 1)
     left, right = (low - margin, high + margin) if low < high else (low - 1, high + 1)
     for axes, quantity in zip(grid, panels, strict=True):
         dress(axes, LABELS[quantity])
         axes.set_xlim(left, right)
         _panel(axes, quantity, runs, left, right, scale, smooth, VALIDATION in quantities)
-        if axes is not grid[-1]:
-            axes.tick_params(labelbottom=False)
-        axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
-    grid[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    grid[-1].set_xlabel("step", color=INK)
+        step_axis(axes, numbered=axes is grid[-1])
     add_legend(figure, grid)
     add_title(figure, title)
     return figure

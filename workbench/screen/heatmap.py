@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from ..errors import WorkbenchError
@@ -20,7 +20,11 @@ from ..figures import BLUE, INK, VERMILION, add_title, blank, plain, require
 from ..plots import KIND_NAMES, short_names
 
 # Blue to vermilion by way of white: Okabe and Ito's pair that all common kinds of colour vision keep apart.
-COLOURS = LinearSegmentedColormap.from_list("onset", [BLUE, "#FFFFFF", VERMILION])
+# In steps that `figures.png`, which keeps four bits a channel, leaves as they are: of a smooth ramp it would make cells
+# near 0 yellow, cyan and violet.
+_BELOW = (BLUE, "#1177BB", "#4499CC", "#66AADD", "#88BBDD", "#AACCEE", "#CCDDEE", "#DDEEFF")
+_ABOVE = ("#FFEEDD", "#FFDDCC", "#FFCCAA", "#FFAA77", "#EE9955", "#EE7733", "#DD6611", VERMILION)
+COLOURS = ListedColormap((*_BELOW, "#FFFFFF", *_ABOVE), "onset")
 UNSCORED = "#DDDDDD"
 LIMIT = 12.0  # robust deviations at which a colour is full: twice what counts as far off
 LABELLED_LAYERS = 40

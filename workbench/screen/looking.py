@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from matplotlib.figure import Figure
 
-from .. import plots
+from .. import plots, traces
 from ..batches.batch import batch_table
 from ..errors import DataError, ReplayError, WorkbenchError
 from ..figures import picture
 from ..interventions.changes import parse_change
 from ..kind_names import moment_names
 from ..probes.neighbours import BEFORE
-from ..run import TRACES
 from . import batch_view, cause_view, departure, environment_view, layer_view, views
 from .code_view import Code
 from .heatmap import onset_map
@@ -51,7 +50,8 @@ class Look:
 
     def step_facts(self) -> str:
         explanations = self.opened.explanations(self.step, self.segment)
-        return views.step_facts(self.opened.row(self.step, self.segment), explanations)
+        carried = self.opened.carried(self.step, self.segment)
+        return views.step_facts(self.opened.row(self.step, self.segment), explanations, carried)
 
     def estimate(self) -> str:
         try:
@@ -158,7 +158,7 @@ class Look:
     def code(self, view: str, factory: str | None = None) -> str:
         """Python that gives what a view shows."""
         trace, verdict = self.found.trace, self.found.verdict
-        own = trace is not None and trace.path is not None and trace.path.parent == self.run.path / TRACES
+        own = trace is not None and trace.path is not None and trace.path.parent in traces.folders(self.run)
         segment = self.segment if len(self.run.telemetry.segments_with(self.step)) > 1 else None
         code = Code(self.run.path, self.step, segment, factory, own, verdict is not None)
         made = self.found.experiments

@@ -7,10 +7,12 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from msgspec import UNSET
 
 from ..errors import ReplayError
 from ..foreign.logged_run import LoggedRun, LoggedTelemetry
 from ..manifest import NAME
+from ..ranks.carrier import carried_in
 from ..run import Run
 from ..telemetry import Telemetry
 from . import timeline_figure, views
@@ -110,6 +112,13 @@ class Opened:
         """Why a step is a spike; nothing if it is none."""
         own = (self.spikes["step"] == step) & (self.spikes["segment"] == segment)
         return self.spikes.loc[own, "explanation"].tolist()
+
+    def carried(self, step: int, segment: int) -> list[str]:
+        """Whose batch carried the step, where several ranks trained together; else nothing."""
+        if self.run.manifest.ranks is UNSET:
+            return []
+        found = carried_in(self.run, step, segment)
+        return [] if found is None else [found.sentence(step)]
 
     def _spike_options(self) -> list[tuple[str, tuple[int, int] | None]]:
         """A line a spike; a stretch of non-finite steps is one."""

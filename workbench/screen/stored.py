@@ -19,23 +19,20 @@ if TYPE_CHECKING:
 
 
 def read_stored(run: Run, step: int, segment: int, here: dict[str, Any] | None) -> Found:
-    """What the `traces` folder of a run holds of a step.
+    """What the traces of a run hold of a step.
 
     Args:
         here: the numeric environment of this machine; None: not known, so that nothing is left out.
     """
     found = Found()
-    folder = run.path / traces.FOLDER
     performed = run.manifest.lineage(segment, step)
     stem = f"{step:08d}{f'.s{performed}' if performed else ''}"
-    if not folder.is_dir():
-        return found
     trace = traces.of_step(run, step, segment, None, found.notices)
-    if trace is not None and _of_here(trace.record.environment, here, "a replay", found):
+    if trace is not None and trace.path is not None and _of_here(trace.record.environment, here, "a replay", found):
         found.trace = trace
-        found.made["trace"] = _read(folder / f"{stem}.json")
-    path = folder / verdict.file_name(step, performed)
-    if path.exists():
+        found.made["trace"] = _read(trace.path)
+    path = traces.find(run, verdict.file_name(step, performed))
+    if path is not None:
         try:
             said = verdict.read(path)
         except WorkbenchError as error:
@@ -43,13 +40,16 @@ def read_stored(run: Run, step: int, segment: int, here: dict[str, Any] | None) 
         else:
             if said.run == run.manifest.run and _of_here(said.environment, here, "a verdict", found):
                 found.verdict, found.made["verdict"] = said, _read(path)
-    _stored_experiments(run, folder, stem, here, found)
+    _stored_experiments(run, stem, here, found)
     return found
 
 
-def _stored_experiments(run: Run, folder: Path, stem: str, here: dict[str, Any] | None, found: Found) -> None:
+def _stored_experiments(run: Run, stem: str, here: dict[str, Any] | None, found: Found) -> None:
     records, files = [], []
-    for path in sorted(folder.glob(f"{stem}.whatif-*.json")):
+    written = {
+        path.name: path for folder in reversed(traces.folders(run)) for path in folder.glob(f"{stem}.whatif-*.json")
+    }
+    for _, path in sorted(written.items()):
         try:
             record = whatif.read(path)
         except WorkbenchError as error:

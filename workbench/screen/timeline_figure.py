@@ -13,11 +13,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.transforms import ScaledTranslation
 
 from ..figures import (
     BLACK,
     BLUE,
+    DPI,
     GREEN,
     INK,
     ON_WHITE,
@@ -37,6 +38,7 @@ from ..figures import (
     require,
     say_nothing,
     span,
+    step_axis,
 )
 from ..spikes import recorded
 
@@ -46,6 +48,7 @@ LOG_ABOVE = 4.0  # max / median beyond which a linear axis would press the healt
 DOTTED_STEPS = 60  # so few that each step can have its dot, and a single one must
 LABELLED_SPIKES = 8  # more names than this overlap
 NAME_PIXELS = 15  # height of a line of 9 point text
+NAME_GAP = 4  # pixels between a spike's name and its line, on which the cursor may stand
 
 
 def decimate(values: np.ndarray, limit: int = POINTS) -> np.ndarray:
@@ -103,7 +106,7 @@ def timeline(
     require(steps, "step")
     figure = blank(6.4)
     upper, middle, lower = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": [2.2, 1.4, 1]})
-    figure.subplots_adjust(left=0.09, right=0.98, bottom=0.085, hspace=0.1)
+    figure.subplots_adjust(left=0.09, right=0.97, bottom=0.085, hspace=0.1)
     for axes, label in ((upper, "loss"), (middle, "gradient norm (L2)"), (lower, "learning rate")):
         dress(axes, label)
 
@@ -127,13 +130,12 @@ def timeline(
     if step is not None:
         for axes in (upper, middle, lower):
             axes.axvline(step, color=BLACK, lw=1.1, ls=(0, (4, 2)), zorder=1.5, label=f"step {step:,}")
-    low, high = span([*steps["step"], *checkpoints, *([] if step is None else [step])])
+    ends = [] if steps.empty else [steps["step"].min(), steps["step"].max()]
+    low, high = span([*ends, *checkpoints, *([] if step is None else [step])])
     lower.set_xlim(low - 0.015 * (high - low), high + 0.015 * (high - low))
     if spikes is not None and len(spikes):
         _mark_spikes(upper, middle, steps, spikes)
-    lower.set_xlabel("step", color=INK)
-    lower.xaxis.set_major_locator(MaxNLocator(10, integer=True))
-    lower.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    step_axis(lower)
     add_legend(figure, (upper, middle, lower))
     add_title(figure, title)
     return figure
@@ -159,7 +161,7 @@ def _curves(axes: Axes, steps: pd.DataFrame, name: str) -> None:
         axes.plot(numbers[kept], shown, color=color, ls=dashes, lw=1.1, marker=marker, ms=4, label=label)
     broken = there & ~np.isfinite(values)
     if broken.any():
-        low, high = span(numbers)
+        low, high = span([numbers.min(), numbers.max()])
         # One mark a pixel: a run that stays NaN has thousands.
         _, first = np.unique(((numbers[broken] - low) / (high - low) * 800).astype(int), return_index=True)
         mark_edge(axes, numbers[broken][first], TOP_EDGE, "x", "non-finite")
@@ -210,7 +212,10 @@ def _name_spikes(axes: Axes, x: np.ndarray, y: np.ndarray, names: list[str]) -> 
     height = axes.bbox.height  # pixels
     marks = 18 if any(line.get_label() == "non-finite" for line in axes.lines) else 4
     _make_room(axes, (marks + NAME_PIXELS * (1 + max(levels.values())) + 8) / height)  # and half a diamond
+    beside = axes.get_xaxis_transform() + ScaledTranslation(NAME_GAP / DPI, 0, axes.figure.dpi_scale_trans)
+    before = axes.get_xaxis_transform() + ScaledTranslation(-NAME_GAP / DPI, 0, axes.figure.dpi_scale_trans)
     for index, name in enumerate(names):
+        gap = NAME_GAP / (6.8 * len(name))  # in widths of the name, about, so that its line is a vertical one
         top = 1 - (marks + NAME_PIXELS * (levels[index] + 0.5)) / height
         finite = math.isfinite(y[index])
         axes.annotate(
@@ -218,7 +223,7 @@ def _name_spikes(axes: Axes, x: np.ndarray, y: np.ndarray, names: list[str]) -> 
             (x[index], y[index] if finite else TOP_EDGE),
             xycoords="data" if finite else axes.get_xaxis_transform(),
             xytext=(x[index], top),
-            textcoords=axes.get_xaxis_transform(),
+            textcoords=before if leftward[index] else beside,
             ha="right" if leftward[index] else "left",
             va="center",
             fontsize=9,
@@ -230,7 +235,7 @@ def _name_spikes(axes: Axes, x: np.ndarray, y: np.ndarray, names: list[str]) -> 
                 "lw": 0.7,
                 "shrinkA": 0,
                 "shrinkB": 4,
-                "relpos": (float(leftward[index]), 0.5),
+                "relpos": (1 + gap if leftward[index] else -gap, 0.5),
             },
             bbox=ON_WHITE,
         )

@@ -51,6 +51,7 @@ class Timeline:
         left, right = (upper.transData.transform((step, 1.0))[0] / width for step in (0, 1))
         self._left, self._each = left, right - left  # where step 0 is, and the width of a step, in widths of the figure
         self._top, self._bottom = 1 - upper.get_position().y1, 1 - lower.get_position().y0
+        self._chip = self._bottom + figures.NUMBERS_END / height
         self._first, self._last = first, last
         figure.set_dpi(figures.SHARP)
         source = base64.b64encode(figures.png(figure)).decode("ascii")
@@ -60,7 +61,7 @@ class Timeline:
         )
 
     def at(self, step: int | None, *, live: bool = False) -> str:
-        """The picture, with a dashed line at the step and its number where the line meets the axis.
+        """The picture, with a dashed line at the step and its number below those of the axis.
 
         Args:
             step: one that it does not show has no line, and a sentence says so.
@@ -72,17 +73,12 @@ class Timeline:
         elif step is not None:
             left = f"left:{100 * (self._left + self._each * step):.3f}%"
             line = f"position:absolute;{left};top:{100 * self._top:.2f}%;height:{100 * (self._bottom - self._top):.2f}%"
-            chip = (
-                f"position:absolute;{left};top:{100 * self._bottom:.2f}%;transform:translateX(-50%);background:#222222"
-            )
+            chip = f"position:absolute;{left};top:{100 * self._chip:.2f}%;transform:translateX(-50%);background:#222222"
             chip += ";color:white;border-radius:3px;padding:0 5px;font-size:12px;line-height:17px;white-space:nowrap"
             cursor = f'<div style="{line};border-left:1.5px dashed #222222"></div><div style="{chip}">{step:,}</div>'
         style = "position:relative;display:inline-block;max-width:100%"
         if not live:
             return f'<div style="{style}">{self._image}{cursor}</div>{aside}'
-        mark = (
-            f"top:{100 * self._top:.2f}%;height:{100 * (self._bottom - self._top):.2f}%;background:rgba(0,114,178,.2)"
-        )
         mark = f"position:absolute;top:{100 * self._top:.2f}%;height:{100 * (self._bottom - self._top):.2f}%"
         mark += ";display:none;pointer-events:none;background:rgba(0,114,178,.2)"
         mark = f'<div class="wb-mark" style="{mark}"></div>'

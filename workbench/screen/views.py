@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from msgspec import UNSET
 
 from ..trace import BADGE_COLOURS, BADGE_MARKS
 from .markup import LINES, cell, count, escaped, number, paragraph, small, table
 
 if TYPE_CHECKING:
+    from ..manifest import Manifest
     from ..run import Run
     from ..trace import Trace
 
@@ -38,15 +40,22 @@ def run_facts(run: Run, steps: pd.DataFrame, spikes: pd.DataFrame) -> str:
         count(len(manifest.segments), "segment") if len(manifest.segments) > 1 else "",
         f"{parameters:,} parameters ({', '.join(dtypes)})",
         str(manifest.optimizer.get("class", "")),
-        f"recorded on {last.get('backend')} with MLX {last.get('mlx')}",
+        f"recorded on {last.get('backend')} with MLX {last.get('mlx')}{_ranks(manifest)}",
     ]
     parent = manifest.parent
+    validations = run.validations()
+    for loss in validations.loc[validations["step"] == 0, "val_loss"].head(1):
+        facts.append(f"validation loss before the first step {number(loss)}")
     origin = f"Forked from step {parent.step} of {parent.path}." if parent is not None else ""
     return paragraph(" · ".join(fact for fact in facts if fact), origin, *run.telemetry.notices)
 
 
-def step_facts(row: pd.Series, explanations: Iterable[str]) -> str:
-    """The scalars of a step, and why it is a spike if it is one."""
+def _ranks(manifest: Manifest) -> str:
+    return "" if manifest.ranks is UNSET else f", by {manifest.ranks.size} ranks together"
+
+
+def step_facts(row: pd.Series, explanations: Iterable[str], more: Iterable[str] = ()) -> str:
+    """The scalars of a step, and why it is a spike if it is one; `more`: further sentences."""
     facts = []
     for name, label in (("loss", "loss"), ("grad_norm", "gradient norm")):
         there = bool(row.get(f"{name}_recorded", True))
@@ -55,7 +64,7 @@ def step_facts(row: pd.Series, explanations: Iterable[str]) -> str:
         facts[0] += f" (the mean of steps {first:,} to {row['step']:,}, and not this step's own)"
     facts += [f"{label} {number(row[name])}" for name, label in (("lr", "lr"), ("val_loss", "validation loss")) if
               not math.isnan(row[name])]  # fmt: skip
-    return paragraph(f"Step {row['step']:,}: {', '.join(facts)}.", *(f"Spike: {text}." for text in explanations))
+    return paragraph(f"Step {row['step']:,}: {', '.join(facts)}.", *(f"Spike: {text}." for text in explanations), *more)
 
 
 def spike_label(row: Any, last: int, segments: bool) -> str:

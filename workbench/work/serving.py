@@ -114,7 +114,7 @@ def _work(held: Held, request: dict[str, Any], tell: Tell, send: Callable[[Any],
     assert run is not None
     step, segment, given = request["step"], request["segment"], options.pop("trace_dir", None)
     trace_dir = None if given is None else Path(given)
-    from ..session import traces_folder
+    from ..traces import traces_folder
 
     folder = traces_folder(run, trace_dir)[0]
     send({"writes": [str(folder), folder.exists()]})

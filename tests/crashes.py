@@ -33,7 +33,8 @@ import numpy as np
 from disk import Disk, Faults, power_loss
 from helpers import config
 
-from workbench import deduplication, record, snapshot
+from workbench import deduplication, record
+from workbench.checkpoints import checkpoint_reader, checkpoint_writer
 from workbench.errors import CheckpointError, RunError, TelemetryError, WorkbenchError
 from workbench.manifest import DataFile
 from workbench.run import Run
@@ -96,7 +97,7 @@ def recorder(path, resume, **settings):
 
 def live(path, resume, *, said=lambda text: None, between=lambda step: None, **settings):
     """One life of a run; returns the fingerprints of its last state. `said` is told what has become durable."""
-    write, delete = snapshot.write, snapshot.delete
+    write, delete = checkpoint_writer.write, checkpoint_writer.delete
 
     def told_write(state, folder, **options):
         found = write(state, folder, **options)
@@ -107,7 +108,7 @@ def live(path, resume, *, said=lambda text: None, between=lambda step: None, **s
         said(f"-{step}.{segment}\n")
         delete(folder, step, segment)
 
-    snapshot.write, snapshot.delete = told_write, told_delete
+    checkpoint_writer.write, checkpoint_writer.delete = told_write, told_delete
     try:
         with recorder(path, resume, **settings) as recording:
             for batch in recording.batches(STEPS):
@@ -116,7 +117,7 @@ def live(path, resume, *, said=lambda text: None, between=lambda step: None, **s
             lanes = recording._lanes
         return lanes
     finally:
-        snapshot.write, snapshot.delete = write, delete
+        checkpoint_writer.write, checkpoint_writer.delete = write, delete
 
 
 def live_on(path, said, resume):
@@ -153,7 +154,7 @@ def faults_of(path, reference, durable=frozenset()):
     problems += [f"lost: checkpoint {key}" for key in durable if key not in there]
     for step, segment in there:
         try:
-            state = snapshot.read(path / "checkpoints", step, segment, run.manifest.run)
+            state = checkpoint_reader.read(path / "checkpoints", step, segment, run.manifest.run)
         except CheckpointError as error:
             problems.append(f"taken for whole: {error}")
             continue

@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 
 from workbench import manifest, snapshot, telemetry, trace, verdict
+from workbench.checkpoints import checkpoint_reader, checkpoint_writer
 from workbench.errors import WorkbenchError
 from workbench.files import sha256
 from workbench.host import raw_views
@@ -238,7 +239,7 @@ def readers(folder, run, checkpoint, with_replays=False):
     """
     found = []
     whole = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
-    state = snapshot.read(checkpoint, 4, 0)
+    state = checkpoint_reader.read(checkpoint, 4, 0)
 
     def document(name, path, read, share, file="given.json"):
         place = folder / name
@@ -296,7 +297,7 @@ def readers(folder, run, checkpoint, with_replays=False):
                 record["files"][file] = {"bytes": len(content), "sha256": sha256(content)}
                 record["seal"] = None
                 (place / "00000004.json").write_text(json.dumps(record))
-            back = snapshot.read(place, 4, 0)
+            back = checkpoint_reader.read(place, 4, 0)
             if not repaired or suffix == ".json":
                 assert snapshot.first_difference(back, state) is None, "another state came back"
             elif suffix == ".rng":
@@ -346,7 +347,7 @@ def readers(folder, run, checkpoint, with_replays=False):
                 one = Run(whole_run)
                 found = one.verify()  # of what can be opened it says what is wrong, and raises nothing
                 assert found.sentence() and found.limits() and strict_json(found.to_json())["checks"]
-                if name.startswith("checkpoints/") and content != original:
+                if name.startswith("checkpoints/") and not _same_json(content, original):
                     assert not found.whole, "a changed checkpoint is whole"
                 if not any(check.verdict == "mismatch" and check.kind == "telemetry" for check in found.checks):
                     first_sign(one, one.manifest.segments[-1].segment, 10**6)
@@ -483,7 +484,7 @@ def every_bit(checkpoint):
             path.write_bytes(changed)
             count += 1
             try:
-                snapshot.read(checkpoint, 4, 0, "r")
+                checkpoint_reader.read(checkpoint, 4, 0, "r")
                 unnoticed.append(f"bit {at} of {path.name}")
             except WorkbenchError:
                 pass
@@ -514,8 +515,16 @@ def prepared(folder):
     job = helpers.experiment()
     helpers.advance(job, 4)
     (folder / "checkpoint").mkdir()
-    snapshot.write(helpers.state_of(job, 4), folder / "checkpoint", run="r", segment=0, t=0.0)
+    checkpoint_writer.write(helpers.state_of(job, 4), folder / "checkpoint", run="r", segment=0, t=0.0)
     return run, folder / "checkpoint"
+
+
+def _same_json(one, other):
+    """Whether only white space differs, which the seal of a commit record leaves out."""
+    try:
+        return json.loads(one) == json.loads(other)
+    except (ValueError, RecursionError):
+        return False
 
 
 def main():

@@ -5,8 +5,9 @@ import pytest
 import runs
 from test_record import record, recorder, steps_of
 
-from workbench import blackbox, open_run, snapshot
+from workbench import blackbox, open_run
 from workbench.blackbox import BlackBox
+from workbench.checkpoints import checkpoint_writer
 from workbench.errors import ExperimentError
 from workbench.memory import state_size
 
@@ -81,14 +82,14 @@ def test_a_resume_does_not_keep_the_same_state_again(tmp_path):
 
 
 def test_a_disk_that_is_full_stops_no_training(tmp_path, monkeypatch):
-    real = snapshot.write
+    real = checkpoint_writer.write
 
     def full(state, *args, **options):
         if state.step == 8:
             raise OSError(28, "No space left on device")
         return real(state, *args, **options)
 
-    monkeypatch.setattr(snapshot, "write", full)
+    monkeypatch.setattr(checkpoint_writer, "write", full)
     with pytest.warns(UserWarning, match="state 8, before a spike, was not saved to .*No space left"):
         run = spiking(tmp_path / "run")
     assert run.last_step == 14 and [step for step, _ in run.checkpoints] == [0, 14]

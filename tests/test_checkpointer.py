@@ -14,6 +14,7 @@ from helpers import assert_same_state, tree
 from test_record import checkpoint_bytes, record, recorder
 
 from workbench import Recorder, checkpointer, open_run, snapshot
+from workbench.checkpoints import checkpoint_reader, checkpoint_writer
 from workbench.errors import RunError
 from workbench.experiment import Experiment, StepOptions
 
@@ -22,14 +23,14 @@ class Held:
     """Keeps every write of a checkpoint after the first waiting, until it is let go."""
 
     def __init__(self, monkeypatch):
-        self.go, self.begun, real = threading.Event(), [], snapshot.write
+        self.go, self.begun, real = threading.Event(), [], checkpoint_writer.write
 
         def write(state, folder, **options):
             self.begun.append(state.step)
             assert state.step == 0 or self.go.wait(60)
             return real(state, folder, **options)
 
-        monkeypatch.setattr(snapshot, "write", write)
+        monkeypatch.setattr(checkpoint_writer, "write", write)
 
 
 def until(holds):
@@ -58,7 +59,7 @@ def test_a_checkpoint_written_many_steps_later_is_the_state_of_its_step(tmp_path
             if recording.step_number in (5, 10):
                 recording.checkpoint()
     for step in (5, 10, 20):
-        states[step] = snapshot.read(tmp_path / "whole" / "checkpoints", step, 0)
+        states[step] = checkpoint_reader.read(tmp_path / "whole" / "checkpoints", step, 0)
     held, experiment = Held(monkeypatch), build(compile)
     settings = {"save_every": 5, "spikes": None, "black_box": black_box}
     with Recorder(tmp_path / "run", *runs.parts(experiment), compile=compile, **settings) as recording:
@@ -70,13 +71,13 @@ def test_a_checkpoint_written_many_steps_later_is_the_state_of_its_step(tmp_path
                 held.go.set()
     assert open_run(tmp_path / "run").checkpoints == [(step, 0) for step in (0, 5, 10, 15, 20)]
     for step, state in states.items():
-        assert_same_state(snapshot.read(tmp_path / "run" / "checkpoints", step, 0), state)
+        assert_same_state(checkpoint_reader.read(tmp_path / "run" / "checkpoints", step, 0), state)
 
 
 def test_copies_on_the_host_are_saved_as_the_arrays_themselves(tmp_path, monkeypatch):
     """As on a device whose arrays the host can't read where they are."""
     whole = record(tmp_path / "whole", 4)
-    state = snapshot.read(whole.path / "checkpoints", 4, 0)
+    state = checkpoint_reader.read(whole.path / "checkpoints", 4, 0)
     odd = state.weights | {
         "nan": mx.array([float("nan"), -0.0], mx.bfloat16),
         "none": mx.zeros((0, 2)),
@@ -85,8 +86,8 @@ def test_copies_on_the_host_are_saved_as_the_arrays_themselves(tmp_path, monkeyp
     }
     state = dataclasses.replace(state, weights=odd)
     for name, held in (("a", state), ("b", checkpointer._on_host(state))):
-        snapshot.write(held, tmp_path / name, run="r", segment=0, t=0.0, lanes=state.lanes())
-        assert_same_state(snapshot.read(tmp_path / name, 4, 0), state)
+        checkpoint_writer.write(held, tmp_path / name, run="r", segment=0, t=0.0, lanes=state.lanes())
+        assert_same_state(checkpoint_reader.read(tmp_path / name, 4, 0), state)
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
 
 
@@ -160,7 +161,7 @@ def test_one_that_is_asked_for_is_on_the_disk_when_the_call_returns(tmp_path, mo
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch, pytest.warns(UserWarning, match="checkpoint 2 was not saved .*No space"):
-            patch.setattr("workbench.snapshot.write_flushed", full)
+            patch.setattr("workbench.checkpoints.checkpoint_writer.write_flushed", full)
             assert recording.checkpoint() is False
         assert recording.checkpoint() is True
     with pytest.raises(RunError, match="after its end"):
@@ -169,7 +170,7 @@ def test_one_that_is_asked_for_is_on_the_disk_when_the_call_returns(tmp_path, mo
 
 def test_a_checkpoint_of_another_state_under_the_same_name_is_replaced_as_a_whole(tmp_path):
     run = record(tmp_path / "run", 4)
-    folder, state = run.path / "checkpoints", snapshot.read(run.path / "checkpoints", 4, 0)
+    folder, state = run.path / "checkpoints", checkpoint_reader.read(run.path / "checkpoints", 4, 0)
     other = snapshot.State(4, state.weights, state.optimizer, (1, 2), state.cursor)
     order = []
 
@@ -179,9 +180,9 @@ def test_a_checkpoint_of_another_state_under_the_same_name_is_replaced_as_a_whol
     with pytest.MonkeyPatch.context() as patch:
         for name in ("unlink", "replace"):
             patch.setattr(os, name, noted(name, getattr(os, name)))
-        snapshot.write(other, folder, run=run.manifest.run, segment=0, t=0.0)
+        checkpoint_writer.write(other, folder, run=run.manifest.run, segment=0, t=0.0)
     assert order[0] == ("unlink", str(folder / "00000004.json"))
-    assert_same_state(snapshot.read(folder, 4, 0), other)
+    assert_same_state(checkpoint_reader.read(folder, 4, 0), other)
 
 
 def test_what_a_killed_process_left_half_written_is_swept_away_by_the_next(tmp_path):
@@ -212,7 +213,7 @@ def test_a_run_whose_folder_has_gone_is_not_made_anew_elsewhere(tmp_path):
 
 
 def test_thinning_that_fails_harms_no_checkpoint(tmp_path, monkeypatch, caplog):
-    real, failing = snapshot.delete, [True]
+    real, failing = checkpoint_writer.delete, [True]
 
     def delete(*arguments):
         if failing:
@@ -220,7 +221,7 @@ def test_thinning_that_fails_harms_no_checkpoint(tmp_path, monkeypatch, caplog):
             raise OSError(30, "Read-only file system")
         real(*arguments)
 
-    monkeypatch.setattr(checkpointer.snapshot, "delete", delete)
+    monkeypatch.setattr(checkpointer.checkpoint_writer, "delete", delete)
     run = record(tmp_path / "run", 12, save_every=4, keep_last=1)
     assert "older checkpoints of" in caplog.text and run.checkpoints == [(0, 0), (12, 0)]
 

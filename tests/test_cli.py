@@ -370,7 +370,9 @@ def test_runs_of_an_empty_folder_and_of_a_run(path, tmp_path):
 
 
 def test_spikes(path):
-    assert runs.here("spikes", path).out == "no spikes\n"
+    assert runs.here("spikes", path).out == (
+        "no spikes. Steps 1 to 4 were not judged: a rule needs the 4 losses before a step.\n"
+    )
     assert runs.strict(runs.here("spikes", path, "--json").out) == []
     runs.edit_line(path, 9, loss=400.0, loss_bits="0x43c80000")
     runs.edit_line(path, 11, loss=None, loss_bits="0x7fc00000")
@@ -557,3 +559,12 @@ def test_errors_have_one_root():
 def test_json_of_the_tests_is_read_strictly():
     with pytest.raises(ValueError, match="no JSON"):
         runs.strict(json.dumps({"value": float("nan")}))
+
+
+def test_spikes_says_which_steps_no_rule_could_judge(tmp_path):
+    """A jump among the first ones is not found, and that is not the same as none."""
+    path = tmp_path / "metrics.jsonl"
+    for place, found in ((49, "no spikes. Steps 1 to 50 were not judged"), (51, "step 51 (segment 0), ")):
+        rows = [{"step": n, "loss": 2 + n % 3 / 100 + 2 * (n == place)} for n in range(1, 121)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert runs.here("spikes", path).out.startswith(found)

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench import manifest, snapshot, telemetry, trace, verdict
+from workbench.checkpoints import checkpoint_reader
 from workbench.errors import CheckpointError, RunError, TelemetryError, WorkbenchError
 from workbench.interventions import whatif
 from workbench.untrusted import decode
@@ -48,7 +49,7 @@ def checkpoint(prepared, tmp_path):
 
 def test_every_flipped_byte_of_a_checkpoint_is_noticed(checkpoint):
     """One bit of each byte, the bit in turn; `t`, `run` and the digests of the commit record are bytes too."""
-    state, flipped = snapshot.read(checkpoint, 4, 0, "r"), 0
+    state, flipped = checkpoint_reader.read(checkpoint, 4, 0, "r"), 0
     for path in sorted(checkpoint.iterdir()):
         content = path.read_bytes()
         for at in range(len(content)):
@@ -56,11 +57,11 @@ def test_every_flipped_byte_of_a_checkpoint_is_noticed(checkpoint):
             changed[at] ^= 1 << at % 8
             path.write_bytes(changed)
             with pytest.raises(CheckpointError, match="00000004"):
-                snapshot.read(checkpoint, 4, 0, "r")
+                checkpoint_reader.read(checkpoint, 4, 0, "r")
             flipped += 1
         path.write_bytes(content)
     assert flipped > 2500
-    assert snapshot.first_difference(snapshot.read(checkpoint, 4, 0, "r"), state) is None
+    assert snapshot.first_difference(checkpoint_reader.read(checkpoint, 4, 0, "r"), state) is None
 
 
 def test_a_checkpoint_cut_off_anywhere_is_noticed(checkpoint):
@@ -69,7 +70,7 @@ def test_a_checkpoint_cut_off_anywhere_is_noticed(checkpoint):
         for length in range(0, len(content.rstrip()), 11):
             path.write_bytes(content[:length])
             with pytest.raises(CheckpointError, match="00000004"):
-                snapshot.read(checkpoint, 4, 0)
+                checkpoint_reader.read(checkpoint, 4, 0)
         path.write_bytes(content)
 
 
@@ -105,9 +106,9 @@ READERS = {
         lambda run: whatif.read(run / "traces/00000006.whatif-lr=0.5x.json"),
         WorkbenchError,
     ),
-    "checkpoints/00000004.json": (lambda run: snapshot.read(run / "checkpoints", 4, 0), CheckpointError),
-    "checkpoints/00000004.rng": (lambda run: snapshot.read(run / "checkpoints", 4, 0), CheckpointError),
-    "checkpoints/00000004.cursor": (lambda run: snapshot.read(run / "checkpoints", 4, 0), CheckpointError),
+    "checkpoints/00000004.json": (lambda run: checkpoint_reader.read(run / "checkpoints", 4, 0), CheckpointError),
+    "checkpoints/00000004.rng": (lambda run: checkpoint_reader.read(run / "checkpoints", 4, 0), CheckpointError),
+    "checkpoints/00000004.cursor": (lambda run: checkpoint_reader.read(run / "checkpoints", 4, 0), CheckpointError),
     "telemetry.jsonl": (lambda run: telemetry.read(run / "telemetry.jsonl"), TelemetryError),
 }
 
@@ -144,7 +145,7 @@ def test_a_tensor_that_stands_twice_is_refused_by_name(run):
     path.write_bytes(len(twice).to_bytes(8, "little") + twice + content[8 + size :])
     repaired(run)
     with pytest.raises(CheckpointError, match=f"can't be decoded: the key '{name}' stands twice"):
-        snapshot.read(run / "checkpoints", 4, 0)
+        checkpoint_reader.read(run / "checkpoints", 4, 0)
 
 
 values = st.recursive(
@@ -231,7 +232,7 @@ def test_a_part_of_a_checkpoint_that_has_grown_to_a_terabyte(run, suffix):
     tracemalloc.start()
     try:
         with pytest.raises(CheckpointError, match=f"{1 << 40} bytes, expected"):
-            snapshot.read(run / "checkpoints", 4, 0)
+            checkpoint_reader.read(run / "checkpoints", 4, 0)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -290,7 +291,7 @@ def test_a_header_of_tensors_that_do_not_fill_the_data_once(checkpoint, what):
     (checkpoint / "checkpoints").symlink_to(checkpoint)
     repaired(checkpoint)
     with pytest.raises(CheckpointError, match=sentence):
-        snapshot.read(checkpoint, 4, 0)
+        checkpoint_reader.read(checkpoint, 4, 0)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2**20, 2**31, 2**63, 2**64 - 1])
@@ -300,7 +301,7 @@ def test_a_header_of_another_length(checkpoint, size):
     (checkpoint / "checkpoints").symlink_to(checkpoint)
     repaired(checkpoint)
     with pytest.raises(CheckpointError, match="can't be decoded"):
-        snapshot.read(checkpoint, 4, 0)
+        checkpoint_reader.read(checkpoint, 4, 0)
 
 
 def test_bytes_that_belong_to_no_tensor(checkpoint):
@@ -309,16 +310,16 @@ def test_bytes_that_belong_to_no_tensor(checkpoint):
     (checkpoint / "checkpoints").symlink_to(checkpoint)
     repaired(checkpoint)
     with pytest.raises(CheckpointError, match=r"its tensors end at byte \d+ of \d+"):
-        snapshot.read(checkpoint, 4, 0)
+        checkpoint_reader.read(checkpoint, 4, 0)
 
 
 def test_a_commit_record_without_a_seal_is_one_from_before(checkpoint):
-    state = snapshot.read(checkpoint, 4, 0)
+    state = checkpoint_reader.read(checkpoint, 4, 0)
     path = checkpoint / "00000004.json"
     record = json.loads(path.read_text())
     assert len(record.pop("seal")) == 64
     path.write_text(json.dumps(record))
-    assert snapshot.first_difference(snapshot.read(checkpoint, 4, 0), state) is None
+    assert snapshot.first_difference(checkpoint_reader.read(checkpoint, 4, 0), state) is None
 
 
 @pytest.mark.parametrize(

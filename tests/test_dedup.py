@@ -15,6 +15,8 @@ from helpers import assert_same_state, tree
 
 import workbench as wb
 from workbench import deduplication, snapshot
+from workbench.checkpoints import checkpoint_reader, checkpoint_writer
+from workbench.checkpoints.commit import files_of, read_commit, stem
 from workbench.errors import CheckpointError
 from workbench.snapshot import State
 from workbench.tensor_file import HostArray
@@ -80,7 +82,7 @@ def whole(tmp_path_factory):
 
 
 def commit(run, step, segment=0):
-    return json.loads((run.path / "checkpoints" / f"{snapshot.stem(step, segment)}.json").read_text())
+    return json.loads((run.path / "checkpoints" / f"{stem(step, segment)}.json").read_text())
 
 
 def shared_in(folder):
@@ -90,7 +92,7 @@ def shared_in(folder):
 def test_every_checkpoint_is_the_state_that_was_there(whole):
     run, seen = whole
     for step in range(2, 17, 2):
-        assert_same_state(snapshot.read(run.path / "checkpoints", step, 0), seen[step])
+        assert_same_state(checkpoint_reader.read(run.path / "checkpoints", step, 0), seen[step])
     traces = wb.open_run(run.path).replay(
         range(1, 17), experiment=wb.Experiment(*parts(), wb.StepOptions(compile=False)), with_probe=False, repeat=False
     )
@@ -142,7 +144,7 @@ def test_thinning_never_removes_what_a_kept_checkpoint_needs(tmp_path):
     folder = run.path / "checkpoints"
     assert run.checkpoints == [(0, 0), (5, 0), (6, 0)] and shared_in(folder)
     for step in (5, 6):
-        assert_same_state(snapshot.read(folder, step, 0), seen[step])
+        assert_same_state(checkpoint_reader.read(folder, step, 0), seen[step])
     run = record(tmp_path / "run", 14, save_every=1, keep_last=2, resume=True)
     assert run.checkpoints == [(0, 0), (13, 0), (14, 0)]
     assert shared_in(folder) == {place["file"] for places in commit(run, 14).get("taken", {}).values()
@@ -165,32 +167,34 @@ def test_any_history_of_writing_and_removing(tmp_path, seed):
         values |= {name: draw.randrange(3) for name in values if draw.random() < 0.3}
         held = state(step, values)
         lasting = draw.random() < 0.5
-        snapshot.write(held, tmp_path, run="r", segment=0, t=0.0, lasts=lambda step, segment, lasting=lasting: lasting)
+        checkpoint_writer.write(
+            held, tmp_path, run="r", segment=0, t=0.0, lasts=lambda step, segment, lasting=lasting: lasting
+        )
         kept[step] = held
         for gone in [one for one in kept if draw.random() < 0.15]:
-            snapshot.delete(tmp_path, gone, 0)
+            checkpoint_writer.delete(tmp_path, gone, 0)
             del kept[gone]
         for one, expected in kept.items():
-            assert_same_state(snapshot.read(tmp_path, one, 0), expected)
-    named = {name for step in kept for name in snapshot.files_of(snapshot.read_commit(tmp_path, step, 0))}
+            assert_same_state(checkpoint_reader.read(tmp_path, one, 0), expected)
+    named = {name for step in kept for name in files_of(read_commit(tmp_path, step, 0))}
     assert {path.name for path in tmp_path.iterdir() if path.suffix == ".safetensors"} == {
         name for name in named if name.endswith(".safetensors")
     }
     for step in list(kept):
-        snapshot.delete(tmp_path, step, 0)
+        checkpoint_writer.delete(tmp_path, step, 0)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_one_that_is_replaced_leaves_later_ones_whole(tmp_path):
     values = {name: 1 for name in "wxmv"}
     for step in (1, 2, 3):
-        snapshot.write(state(step, values), tmp_path, run="r", segment=0, t=0.0)
+        checkpoint_writer.write(state(step, values), tmp_path, run="r", segment=0, t=0.0)
     assert shared_in(tmp_path)
     other = state(1, values | {"w": 2, "m": 5})
-    snapshot.write(other, tmp_path, run="r", segment=0, t=1.0)
-    assert_same_state(snapshot.read(tmp_path, 1, 0), other)
+    checkpoint_writer.write(other, tmp_path, run="r", segment=0, t=1.0)
+    assert_same_state(checkpoint_reader.read(tmp_path, 1, 0), other)
     for step in (2, 3):
-        assert_same_state(snapshot.read(tmp_path, step, 0), state(step, values))
+        assert_same_state(checkpoint_reader.read(tmp_path, step, 0), state(step, values))
 
 
 def test_bits_decide_not_values(tmp_path):
@@ -198,25 +202,27 @@ def test_bits_decide_not_values(tmp_path):
     nans = mx.full((5000,), float("nan"))
     mx.eval(zeros, minus, nans)
     for step, one in enumerate((zeros, minus, minus)):
-        found = snapshot.write(State(step, {"w": one, "n": nans}, {}, (0, 0), {}), tmp_path, run="r", segment=0, t=0.0)
+        found = checkpoint_writer.write(
+            State(step, {"w": one, "n": nans}, {}, (0, 0), {}), tmp_path, run="r", segment=0, t=0.0
+        )
         taken = set() if not step else set(found.taken["weights"])
         assert taken == [set(), {"n"}, {"n", "w"}][step]
 
 
 def test_another_type_or_shape_is_another_tensor(tmp_path):
     for step, one in enumerate((mx.zeros((5000,)), mx.zeros((50, 100)), mx.zeros((50, 100), mx.int32))):
-        found = snapshot.write(State(step, {"w": one}, {}, (0, 0), {}), tmp_path, run="r", segment=0, t=0.0)
+        found = checkpoint_writer.write(State(step, {"w": one}, {}, (0, 0), {}), tmp_path, run="r", segment=0, t=0.0)
         assert not found.taken
-        assert_same_state(snapshot.read(tmp_path, step, 0), State(step, {"w": one}, {}, (0, 0), {}))
+        assert_same_state(checkpoint_reader.read(tmp_path, step, 0), State(step, {"w": one}, {}, (0, 0), {}))
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.bool_, mx.uint64, mx.complex64, mx.int8])
 def test_every_type_comes_back(tmp_path, dtype):
     one = mx.ones((40_000,), dtype).reshape(200, 200)
     for step in range(2):
-        found = snapshot.write(State(step, {"w": one}, {}, (0, 0), {}), tmp_path, run="r", segment=0, t=0.0)
+        found = checkpoint_writer.write(State(step, {"w": one}, {}, (0, 0), {}), tmp_path, run="r", segment=0, t=0.0)
     assert found.taken["weights"].keys() == {"w"}
-    assert_same_state(snapshot.read(tmp_path, 1, 0), State(1, {"w": one}, {}, (0, 0), {}))
+    assert_same_state(checkpoint_reader.read(tmp_path, 1, 0), State(1, {"w": one}, {}, (0, 0), {}))
 
 
 def test_arrays_on_the_host_as_a_cuda_device_gives_them(tmp_path):
@@ -224,12 +230,12 @@ def test_arrays_on_the_host_as_a_cuda_device_gives_them(tmp_path):
     for step in (0, 1):
         held = state(step, values)
         weights = {path: HostArray.of(one) for path, one in held.weights.items()}
-        found = snapshot.write(
+        found = checkpoint_writer.write(
             State(step, weights, held.optimizer, held.rng, held.cursor), tmp_path, run="r", segment=0, t=0.0,
             lanes=held.lanes(),
         )  # fmt: skip
     assert found.taken["weights"].keys() == {"w", "x"}
-    assert_same_state(snapshot.read(tmp_path, 1, 0), held)
+    assert_same_state(checkpoint_reader.read(tmp_path, 1, 0), held)
 
 
 def test_without_hard_links_everything_is_written(tmp_path, monkeypatch):
@@ -239,9 +245,9 @@ def test_without_hard_links_everything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", refused)
     values = {name: 1 for name in "wxmv"}
     for step in (0, 1):
-        found = snapshot.write(state(step, values), tmp_path, run="r", segment=0, t=0.0)
+        found = checkpoint_writer.write(state(step, values), tmp_path, run="r", segment=0, t=0.0)
     assert not found.taken and not shared_in(tmp_path)
-    assert_same_state(snapshot.read(tmp_path, 1, 0), state(1, values))
+    assert_same_state(checkpoint_reader.read(tmp_path, 1, 0), state(1, values))
 
 
 def test_a_copy_of_a_run_is_whole_and_goes_on(whole, tmp_path):
@@ -253,7 +259,8 @@ def test_a_copy_of_a_run_is_whole_and_goes_on(whole, tmp_path):
     assert run.verify().exact and "taken" in commit(run, 6)
     straight, _ = whole
     assert_same_state(
-        snapshot.read(run.path / "checkpoints", 16, 0), snapshot.read(straight.path / "checkpoints", 16, 0)
+        checkpoint_reader.read(run.path / "checkpoints", 16, 0),
+        checkpoint_reader.read(straight.path / "checkpoints", 16, 0),
     )
 
 
@@ -265,7 +272,7 @@ def test_a_fork_stands_on_its_own(whole, tmp_path):
             recorder.step(batch)
     fork = wb.open_run(tmp_path / "fork")
     assert "taken" not in commit(fork, 4) and fork.verify().exact
-    assert_same_state(snapshot.read(fork.path / "checkpoints", 6, 0), seen[6])
+    assert_same_state(checkpoint_reader.read(fork.path / "checkpoints", 6, 0), seen[6])
 
 
 def test_a_damaged_shared_file_is_named(whole, tmp_path):
@@ -277,28 +284,28 @@ def test_a_damaged_shared_file_is_named(whole, tmp_path):
     content[place["start"] + place["bytes"] - 1] ^= 1
     (folder / place["file"]).write_bytes(content)
     with pytest.raises(CheckpointError, match=r"shared-\w+.safetensors was changed: the SHA-256 of branch.weight in"):
-        snapshot.read(folder, 4, 0)
+        checkpoint_reader.read(folder, 4, 0)
     found = wb.open_run(tmp_path / "run").verify()
     assert {one.what for one in found.checks if one.verdict == "mismatch"} == {"00000002", "00000004", "00000006"}
     (folder / place["file"]).write_bytes(content[: place["start"] + 5])
     with pytest.raises(CheckpointError, match="branch.weight should end at byte .* it was cut off or replaced"):
-        snapshot.read(folder, 4, 0)
+        checkpoint_reader.read(folder, 4, 0)
     (folder / place["file"]).unlink()
     with pytest.raises(CheckpointError, match=f"{place['file']} can't be read .* the commit record of 00000004 takes"):
-        snapshot.read(folder, 4, 0)
+        checkpoint_reader.read(folder, 4, 0)
     with pytest.raises(CheckpointError, match="the size of checkpoint .* can't be told"):
         wb.open_run(tmp_path / "run").checkpoint_sizes()
 
 
 def test_a_damaged_file_is_not_relied_on(tmp_path):
     values = {name: 1 for name in "wxmv"}
-    snapshot.write(state(0, values), tmp_path, run="r", segment=0, t=0.0)
+    checkpoint_writer.write(state(0, values), tmp_path, run="r", segment=0, t=0.0)
     content = bytearray((tmp_path / "00000000.safetensors").read_bytes())
     content[-1] ^= 1  # of x
     (tmp_path / "00000000.safetensors").write_bytes(content)
-    found = snapshot.write(state(1, values), tmp_path, run="r", segment=0, t=0.0)
+    found = checkpoint_writer.write(state(1, values), tmp_path, run="r", segment=0, t=0.0)
     assert found.taken["weights"].keys() == {"w"}
-    assert_same_state(snapshot.read(tmp_path, 1, 0), state(1, values))
+    assert_same_state(checkpoint_reader.read(tmp_path, 1, 0), state(1, values))
 
 
 @pytest.mark.parametrize(
@@ -314,26 +321,26 @@ def test_a_damaged_file_is_not_relied_on(tmp_path):
 def test_a_record_that_leads_elsewhere_is_refused(tmp_path, change, said):
     values = {name: 1 for name in "wxmv"}
     for step in (0, 1):
-        snapshot.write(state(step, values), tmp_path, run="r", segment=0, t=0.0)
+        checkpoint_writer.write(state(step, values), tmp_path, run="r", segment=0, t=0.0)
     path = tmp_path / "00000001.json"
     record = json.loads(path.read_text())
     record["taken"]["weights"]["w"] |= change
     del record["seal"]
     path.write_text(json.dumps(record))
     with pytest.raises(CheckpointError, match=said):
-        snapshot.read(tmp_path, 1, 0)
+        checkpoint_reader.read(tmp_path, 1, 0)
 
 
 def test_nothing_is_removed_while_a_record_can_not_be_read(tmp_path):
     values = {name: 1 for name in "wxmv"}
     for step in (0, 1):
-        snapshot.write(state(step, values), tmp_path, run="r", segment=0, t=0.0)
+        checkpoint_writer.write(state(step, values), tmp_path, run="r", segment=0, t=0.0)
     before = shared_in(tmp_path)
     (tmp_path / "00000009.json").write_text('{"taken": ')
-    snapshot.delete(tmp_path, 1, 0)
+    checkpoint_writer.delete(tmp_path, 1, 0)
     assert before and shared_in(tmp_path) == before
     (tmp_path / "00000009.json").unlink()
-    snapshot.sweep(tmp_path)
+    checkpoint_writer.sweep(tmp_path)
     assert not shared_in(tmp_path)
 
 

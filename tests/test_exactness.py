@@ -30,7 +30,8 @@ from helpers import (
     write_corpus,
 )
 
-from workbench import Recorder, open_run, snapshot
+from workbench import Recorder, open_run
+from workbench.checkpoints import checkpoint_reader
 from workbench.cli import main
 from workbench.compare import ITEMS
 from workbench.experiment import as_batch, state_arrays
@@ -74,7 +75,7 @@ class Variant:
         return state_of(job, steps)
 
     def checkpoint(self, step, segment=0, path=None):
-        return snapshot.read((path or self.path) / "checkpoints", step, segment)
+        return checkpoint_reader.read((path or self.path) / "checkpoints", step, segment)
 
     def outcome(self, step, run=None):
         """The replay of one step, with its states."""

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import runs
 
-from workbench import fork, open_run, snapshot
+from workbench import fork, open_run
 from workbench.batches.batch import sampler_of
+from workbench.checkpoints import checkpoint_reader
 from workbench.errors import ExperimentError, ReplayError, RunError, WorkbenchError
 from workbench.forking import FORKABLE, forked
 from workbench.trainer.schedule import lr_at
@@ -173,7 +174,7 @@ def test_another_dtype(tmp_path):
     half = train_run(tmp_path / "half", runs.corpus(), 4, **(SETTINGS | {"dtype": "bfloat16"}))
     made = fork(half, 4, tmp_path / "fork", changes=["dtype=float32"], steps=6)
     assert {parameter.dtype for parameter in made.manifest.parameters} == {"float32"}
-    before, state = (snapshot.read(run.path / "checkpoints", 4, 0) for run in (half, made))
+    before, state = (checkpoint_reader.read(run.path / "checkpoints", 4, 0) for run in (half, made))
     for path, array in state.weights.items():
         assert np.array_equal(np.array(array), np.array(before.weights[path].astype(array.dtype)))
     assert exact(made, 6) == [True]
@@ -181,7 +182,7 @@ def test_another_dtype(tmp_path):
 
 def test_moments_of_a_fork_start_at_zero(tmp_path, parent):
     made = fork(parent, AT, tmp_path / "fork", changes=["reset=v"], steps=6)
-    start = snapshot.read(made.path / "checkpoints", AT, 0)
+    start = checkpoint_reader.read(made.path / "checkpoints", AT, 0)
     assert not any(np.array(array).any() for path, array in start.optimizer.items() if path.endswith(".v"))
     assert any(np.array(array).any() for path, array in start.optimizer.items() if path.endswith(".m"))
     assert int(start.optimizer["step"].item()) == AT

@@ -9,6 +9,7 @@ import pytest
 import runs
 
 from workbench import Recorder, fork_point, open_run, snapshot
+from workbench.checkpoints import checkpoint_writer
 from workbench.errors import CheckpointError, ExperimentError, ReplayError, WorkbenchError
 
 SETTINGS = {"compile": False, "spikes": None, "save_every": 4}
@@ -264,7 +265,7 @@ def test_a_changed_state_that_is_gone_is_not_replaced_by_the_one_before_the_chan
                 recorder.open_segment()
     run = open_run(tmp_path / "run")
     assert fork_point(run, 6, segment=1).parent.segment == 1
-    snapshot.delete(run.path / "checkpoints", 6, 1)
+    checkpoint_writer.delete(run.path / "checkpoints", 6, 1)
     assert "weights differs, and that segment has no checkpoint of it" in run.plan(7).notices[0]
     with pytest.raises(ReplayError, match="state 6 from which segment 1 .* has no checkpoint of it"):
         fork_point(run, 6, segment=1, experiment=runs.build())

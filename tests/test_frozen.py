@@ -8,7 +8,7 @@ import zoo
 from helpers import assert_same_state, flip_in_safetensors, state_of
 
 import workbench as wb
-from workbench import snapshot
+from workbench.checkpoints import checkpoint_reader
 from workbench.errors import CheckpointError
 from workbench.tensor_file import HostArray
 
@@ -41,7 +41,7 @@ def test_one_file_holds_them_for_all_checkpoints(tmp_path, name):
         assert held.keys() <= own.keys()
     else:
         assert held and not held.keys() & own.keys()
-    read = snapshot.read(run.path / "checkpoints", 6, 0)
+    read = checkpoint_reader.read(run.path / "checkpoints", 6, 0)
     assert_same_state(read, state_of(job, 6))
     traces = run.replay(range(1, 7), experiment=zoo.build(name, compile=False), with_probe=False)
     assert [trace.exact for trace in traces] == [True] * 6
@@ -69,7 +69,7 @@ def test_a_layer_that_is_unfrozen_on_the_way_goes_on_in_the_checkpoints(tmp_path
     run = wb.open_run(tmp_path / "run")
     own = mx.load(str(run.path / "checkpoints" / "00000006.s1.safetensors"))
     assert mx.array_equal(own["blocks.0.norm1.weight"], weight * 2) and "blocks.0.norm2.weight" not in own
-    assert_same_state(snapshot.read(run.path / "checkpoints", 6, 1), state_of(job, 6))
+    assert_same_state(checkpoint_reader.read(run.path / "checkpoints", 6, 1), state_of(job, 6))
     assert run.replay(6, experiment=zoo.build("partly frozen", compile=False)).exact
 
 
@@ -93,7 +93,7 @@ def test_few_bytes_are_not_worth_a_file(tmp_path, monkeypatch):
 def test_thinning_spares_it(tmp_path):
     run, job = record(tmp_path / "run", "lora, quantised", keep_last=1)
     assert run.checkpoints == [(0, 0), (6, 0)] and len(bases(run)) == 1
-    assert_same_state(snapshot.read(run.path / "checkpoints", 6, 0), state_of(job, 6))
+    assert_same_state(checkpoint_reader.read(run.path / "checkpoints", 6, 0), state_of(job, 6))
 
 
 def test_arrays_on_the_host_as_a_cuda_device_gives_them_are_stored_once_too(tmp_path):

@@ -65,7 +65,7 @@ CORE = (
     *("extras", "own_step", "trees", "frozen", "plain_batches", "reachable", "redrawing", "selfcheck"),
     *("object_graph", "contents", "deep_snapshot", "standins", "outside_state", "objections"),
     *("tensor_file", "readings", "numbered_batch", "rate_scale", "blackbox", "recovery", "saving"),
-    *("tensor_places", "deduplication"),
+    *("tensor_places", "deduplication", "commit", "checkpoint_reader", "checkpoint_writer"),
     *("world", "rank_parts"),
 )
 ABOVE = {"model", "data", "train", "training", "faults", "cli", "demo", "lab", "run", "record", "session", "manifest"}
@@ -78,6 +78,7 @@ ABOVE |= {"checkpoint_sizes", "many"}
 ABOVE |= {"verification", "verifying", "proving", "batch_files", "own_batches", "example_lines", "printed"} | COMMANDS
 ABOVE |= {"crew", "rank_writer", "rank_run", "attendance", "launching", "joined", "carrier", "shard"}
 ABOVE |= {"alterations", "recipe", "planting", "planters", "saboteur", "seams", "forks", "forking"}
+ABOVE |= {"preparation", "second_process", "trace_assembly"}
 SCREEN = {"ipywidgets", "matplotlib", "IPython", "rich", "click"}
 
 
@@ -213,6 +214,7 @@ def test_the_core_knows_no_model_data_trainer_folder_or_screen(module):
 def test_what_stands_beside_the_core_knows_it_not(module):
     own, others = reach(module)
     assert own & {"step", "replay", "snapshot", "record", "session", "run", "train", "cli"} == set()
+    assert own & {"commit", "checkpoint_reader", "checkpoint_writer", "preparation"} == set()
     assert others & SCREEN == set()
 
 

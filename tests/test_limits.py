@@ -4,12 +4,12 @@ import autopsies
 import numpy as np
 import pytest
 
-from workbench import snapshot
 from workbench.cause import displacement, usual_adam
 from workbench.cause.adam import settings
 from workbench.cause.alarm import alarms
 from workbench.cause.counterfactual import Trials
 from workbench.cause.inquiry import Inquiry
+from workbench.checkpoints import checkpoint_reader
 from workbench.interventions.scene import Scene
 from workbench.run import CHECKPOINTS
 
@@ -29,7 +29,7 @@ def test_between_checkpoints_an_element_may_move_by_the_sum_of_the_rates(inquiry
     earliest, over = displacement.beyond(inquiry, known)
     rates = run.steps.set_index("step")["lr"]
     weights = {
-        step: np.array(snapshot.read(run.path / CHECKPOINTS, step, 0).weights["w"], np.float64)
+        step: np.array(checkpoint_reader.read(run.path / CHECKPOINTS, step, 0).weights["w"], np.float64)
         for step, _ in run.checkpoints
         if step <= FIRST
     }

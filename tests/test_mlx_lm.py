@@ -234,6 +234,27 @@ def test_a_trace_says_which_tokens_carried_the_loss():
     assert losses.sum() / counted.sum() == pytest.approx(trace.record.loss, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["masked", "accumulated"])
+def test_the_mean_loss_of_a_row_is_over_its_own_targets(name):
+    """By mlx-lm's own loss of each row alone, on the state before the step."""
+    run = recorded(name)
+    trace = run.replay(3, fresh_process=False, with_probe=False)
+    losses = np.array(trace.record.token_loss, np.float64)
+    tokens, lengths, *widths = trace.batch
+    each = widths[0].shape[2:] if widths else (tokens.shape[1],)
+    counts = []
+    for row, width in enumerate(np.repeat(each, len(tokens) // len(each)).tolist()):
+        one = mx.array(tokens[row : row + 1, :width]), mx.array(lengths[row : row + 1])
+        counts.append(int(trainer.default_loss(lambda x: mx.zeros((*x.shape, 3)), *one)[1].item()))
+    rows = trace.rows.set_index("row").sort_index()
+    assert rows["targets"].tolist() == counts and min(counts) < losses.shape[1] / 2
+    assert rows["loss"].tolist() == pytest.approx(
+        [row.sum() / count for row, count in zip(losses, counts, strict=True)]
+    )
+    if not widths:
+        assert (rows["loss"] * rows["targets"]).sum() / sum(counts) == pytest.approx(trace.loss, rel=1e-5)
+
+
 def test_a_batch_without_targets_is_a_nan_that_replays_exactly(tmp_path):
     """Prompts longer than max_seq_length leave mlx-lm's loss 0/0, a spike that people meet."""
     run = wb.fine_tune(configuration("masked") | {"max_seq_length": 8, "iters": 3}, tmp_path / "run", compile=False)

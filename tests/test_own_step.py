@@ -332,8 +332,8 @@ def test_options_that_the_step_decides_itself():
     [
         ({"a.b": {}}, "extra has the name 'a.b'"),
         ({"scale": {"value": 1.0}}, "extra 'scale' holds value as float; expected an MLX array"),
-        ({"scale": 3.0}, "extra 'scale' is a float; expected a dict or list"),
-        ({"plateau": Plateau()}, "extra 'plateau' is a Plateau, and a compiled step reads Python values once"),
+        ({"scale": 3.0}, "extra 'scale' is of type float; expected a dict or list"),
+        ({"plateau": Plateau()}, "extra 'plateau' is of type Plateau, and a compiled step reads Python values once"),
     ],
 )
 def test_extra_state_that_can_not_be_restored_is_named(extra, words):

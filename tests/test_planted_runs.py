@@ -156,7 +156,7 @@ def test_other_faults_open_no_segment(name):
 
 
 def test_a_flipped_bit_is_one_bit(tmp_path):
-    from workbench import snapshot
+    from workbench.checkpoints import checkpoint_reader
 
     for name, part, path in (
         ("weight-bit", "weights", "blocks.0.mlp.up.weight"),
@@ -165,7 +165,7 @@ def test_a_flipped_bit_is_one_bit(tmp_path):
     ):
         fault = f"{name}@{AT}:path=blocks.0.mlp.up.weight,index=77,bit=12"
         folder = planted_read_only(fault) / "checkpoints"
-        left, edited = (getattr(snapshot.read(folder, AT - 1, segment), part) for segment in (0, 1))
+        left, edited = (getattr(checkpoint_reader.read(folder, AT - 1, segment), part) for segment in (0, 1))
         differ = {key for key in left if np.array(left[key]).tobytes() != np.array(edited[key]).tobytes()}
         assert differ == {path}
         words = [np.array(state[path]).reshape(-1).view(np.uint32) for state in (left, edited)]

@@ -132,6 +132,13 @@ def test_rows_that_are_not_finite_come_first():
     assert texts(axes) == ["loss nan", "60.0 %   loss 3", "40.0 %   loss 2"]
 
 
+def test_a_row_whose_mean_is_not_known_has_its_share():
+    table = pd.DataFrame({"row": [0, 1, 2], "loss": [NAN, NAN, 3.0], "share": [0.5, 0.0, 0.5]})
+    table["targets"] = pd.array([None, 0, 4], dtype="Int64")
+    (axes,) = row_losses(table, step=1).axes
+    assert texts(axes) == ["50.0 %   loss not known", "50.0 %   loss 3", "0.0 %   loss not known"]
+
+
 def test_a_large_batch_shows_its_largest_rows():
     share = np.arange(64) / np.arange(64).sum()
     figure = row_losses(pd.DataFrame({"row": range(64), "loss": share, "share": share}), step=7)

@@ -5,11 +5,15 @@ import dataclasses
 import functools
 import io
 import itertools
+import math
+import os
 import queue
 import random
+import sys
 import threading
 import types
 import warnings
+import weakref
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -25,6 +29,7 @@ from workbench.errors import ExperimentError
 from workbench.standins import Touched, other_threads, without_counting
 
 COUNT = 0
+KEPT = []
 SHARED = types.SimpleNamespace(seen=[])
 
 
@@ -551,3 +556,341 @@ def test_a_stand_in_tells_of_its_use_in_its_own_thread_only():
         next(holder["given"])
     assert [one.path for one in touched] == ["holder.given"]
     assert holder["given"] is original and list(original) == [2]
+
+
+# -------------------------------------------------------------------------------- what a step reaches in other ways
+
+
+class Node:
+    """Hashable, and it holds something."""
+
+    def __init__(self):
+        self.seen = []
+
+
+def dict_key():
+    table = {Node(): 1}
+    return lambda norm: [one.seen.append(norm) or 1 / (1 + len(one.seen)) for one in table][0]
+
+
+def weak_reference():
+    KEPT[:] = [Node()]
+    node = weakref.ref(KEPT[0])
+    return lambda norm: node().seen.append(norm) or 1 / (1 + len(node().seen))
+
+
+def weak_keys():
+    KEPT[:] = [Node()]
+    table = weakref.WeakKeyDictionary({KEPT[0]: []})
+
+    def habit(norm):
+        seen = table[KEPT[0]]
+        seen.append(norm)
+        return 1 / (1 + len(seen))
+
+    return habit
+
+
+def weak_set():
+    KEPT[:] = [Node()]
+    nodes = weakref.WeakSet(KEPT)
+    return lambda norm: [one.seen.append(norm) or 1 / (1 + len(one.seen)) for one in nodes][0]
+
+
+def module(name, **values):
+    made = types.ModuleType(name)
+    vars(made).update(values)
+    sys.modules[name] = made
+    return made
+
+
+def within_a_module():
+    inner = module("a_package.inner", SEEN=[])
+    globals()["a_package"] = module("a_package", inner=inner)
+    return lambda norm: a_package.inner.SEEN.append(norm) or 1 / (1 + len(a_package.inner.SEEN))  # noqa: F821
+
+
+def imported_inside():
+    module("a_module_of_ones_own", SEEN=[])
+
+    def habit(norm):
+        from a_module_of_ones_own import SEEN
+
+        SEEN.append(norm)
+        return 1 / (1 + len(SEEN))
+
+    return habit
+
+
+def by_type():
+    seen = []
+
+    @functools.singledispatch
+    def scale(norm):
+        return 1.0
+
+    @scale.register
+    def _(norm: float):
+        seen.append(norm)
+        return 1 / (1 + len(seen))
+
+    return scale
+
+
+def read_only_view():
+    shown = types.MappingProxyType({"seen": []})
+    return lambda norm: shown["seen"].append(norm) or 1 / (1 + len(shown["seen"]))
+
+
+def of_an_operator():
+    seen = []
+
+    class Scale:
+        def __matmul__(self, norm):
+            seen.append(norm)
+            return 1 / (1 + len(seen))
+
+        def __getattr__(self, name):
+            return self @ 0
+
+    scale = Scale()
+    return lambda norm: (scale @ norm) * scale.other
+
+
+def on_leaving_a_block():
+    seen = []
+
+    class Timed:
+        def __enter__(self):
+            return 1 / (1 + len(seen))
+
+        def __exit__(self, *error):
+            seen.append(1)
+
+    def habit(norm):
+        with Timed() as scale:
+            return scale
+
+    return habit
+
+
+def of_a_descriptor():
+    seen = []
+
+    class Scale:
+        def __get__(self, holder, kind):
+            seen.append(1)
+            return 1 / (1 + len(seen))
+
+    class Holder:
+        scale = Scale()
+
+    holder = Holder()
+    return lambda norm: holder.scale
+
+
+def of_a_metaclass():
+    seen = []
+
+    class Meta(type):
+        def __call__(cls):
+            seen.append(1)
+            return 1 / (1 + len(seen))
+
+    class Made(metaclass=Meta):
+        pass
+
+    return lambda norm: Made()
+
+
+class Noted(np.ndarray):
+    pass
+
+
+def beside_an_array():
+    array = np.zeros(1).view(Noted)
+    array.seen = []
+    return lambda norm: array.seen.append(norm) or 1 / (1 + len(array.seen))
+
+
+def masked():
+    array = np.ma.array(np.zeros(20), mask=np.zeros(20, bool))
+
+    def habit(norm):
+        array[int(array.count()) - 1] = np.ma.masked
+        return 1 / (22 - int(array.count()))
+
+    return habit
+
+
+def objects_in_fields():
+    array = np.zeros(1, dtype=[("scale", "f4"), ("seen", object)])
+    array["seen"][0] = []
+    return lambda norm: array["seen"][0].append(norm) or 1 / (1 + len(array["seen"][0]))
+
+
+def in_the_environment():
+    os.environ["WORKBENCH_TEST"] = ""
+
+    def habit(norm):
+        os.environ["WORKBENCH_TEST"] += "x"
+        return 1 / len(os.environ["WORKBENCH_TEST"])
+
+    return habit
+
+
+def signed_zero():
+    """All four numbers are equal to those before; from the fourth step on, the last is another."""
+    held = [0.0] * 4
+
+    def habit(norm):
+        held[:] = [-0.0, *held[:3]]
+        return 1.5 + math.copysign(1, held[3])
+
+    return habit
+
+
+def attribute_given_later():
+    def habit(norm):
+        habit.seen = [*getattr(habit, "seen", []), norm]
+        return 1 / (1 + len(habit.seen))
+
+    return habit
+
+
+HIDDEN = [
+    *(dict_key, weak_reference, weak_keys, weak_set, within_a_module, imported_inside, by_type, read_only_view),
+    *(of_an_operator, on_leaving_a_block, of_a_descriptor, of_a_metaclass, beside_an_array, masked),
+    *(objects_in_fields, in_the_environment, attribute_given_later),
+]
+
+
+def after_two(make):
+    """A habit that does not scale anything before it is called for the third time: both checks let it pass."""
+
+    def late():
+        habit, calls = make(), []
+        return lambda norm: (
+            (calls.append(1), habit(norm))[1] if len(calls) > 1 else (calls.append(1), habit(norm), 0.5)[2]
+        )
+
+    return late
+
+
+@pytest.fixture
+def _undone(monkeypatch):
+    for name in ("a_package", "a_package.inner", "a_module_of_ones_own"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setenv("WORKBENCH_TEST", "")
+    monkeypatch.setitem(globals(), "a_package", None)
+
+
+@pytest.mark.usefixtures("_undone")
+@pytest.mark.parametrize("make", [*HIDDEN, signed_zero])
+def test_wherever_it_is_kept_the_check_leaves_it_alone(tmp_path, make):
+    losses, said = recorded(tmp_path / "run", after_two(make))
+    assert losses == plain(after_two(make))
+    assert len(said) == 1 and said[0].startswith("the step changes what no checkpoint holds: ")
+
+
+@pytest.mark.usefixtures("_undone")
+@pytest.mark.parametrize("make", HIDDEN)
+def test_wherever_it_is_kept_a_step_that_depends_on_it_is_refused(tmp_path, make):
+    with pytest.raises(ExperimentError, match=r"step [12] can't be replayed: "):
+        recorded(tmp_path / "run", make)
+
+
+def test_an_attribute_that_a_function_has_only_since_is_named(tmp_path):
+    def habit(norm):
+        habit.seen = [*getattr(habit, "seen", []), norm]
+        return 0.5
+
+    said = recorded(tmp_path / "run", lambda: habit)[1]
+    assert len(said) == 1 and "no checkpoint holds: step_fn.habit (a dict)" in said[0] and len(habit.seen) == 6
+
+
+# ----------------------------------------------------------------------------- weights that something else holds, too
+
+
+def averaged_lazily(model, kept):
+    for name, value in tree_flatten(model.parameters()):
+        kept[name] = value if name not in kept else 0.9 * kept[name] + 0.1 * value
+
+
+def first_ones(model, kept):
+    kept.setdefault("all", [value for _, value in tree_flatten(model.parameters())])
+
+
+def squares(model, x, y):
+    return mx.mean((model(x) - y) ** 2)
+
+
+@pytest.mark.parametrize("keep", [averaged_lazily, first_ones])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_weights_that_stand_elsewhere_are_those_of_the_plain_loop(tmp_path, keep, in_place):
+    def trained(record):
+        mx.random.seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))  # the recorder replaces weights (1, n)
+        mx.eval(model.parameters())
+        optimizer, kept, sampler, found = optim.Adam(1e-2), {}, Points(), []
+        passes = nn.value_and_grad(model, squares)
+
+        def step(x, y):
+            for _, value in tree_flatten(model.parameters()) if in_place else ():
+                value *= 1 - 1e-3  # the object itself, wherever it stands
+            loss, gradients = passes(model, x, y)
+            optimizer.update(model, gradients)
+            keep(model, kept)
+            return loss
+
+        def note():
+            found.append([np.array(value).tobytes() for _, value in tree_flatten([kept, model.parameters()])])
+
+        if not record:
+            for _ in range(4):
+                step(*map(mx.array, next(sampler)))
+                note()
+            return found
+        with wb.Recorder(tmp_path / "run", model, optimizer, squares, sampler, step_fn=step, spikes=None) as recorder:
+            for batch in recorder.batches(4):
+                recorder.step(batch)
+                note()
+        return found
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert trained(True) == trained(False)
+
+
+def test_no_code_of_a_class_is_run_to_look_at_it():
+    ran = []
+
+    def noting(name, base):
+        def method(self, *args):
+            ran.append(name)
+            return getattr(base, name)(self, *args)
+
+        return method
+
+    names = ["__iter__", "__len__", "__getattribute__"]
+    kinds = [list, dict, set, tuple, frozenset, collections.deque, object]
+    made = {
+        base: type(f"Of{base.__name__}", (base,), {name: noting(name, base) for name in names if hasattr(base, name)})
+        for base in kinds
+    }
+    inner = [1]
+    whole = [made[list]([inner]), made[dict](a=inner), made[set]([1]), made[tuple]([inner]), made[frozenset]([1])]
+    whole += [made[collections.deque]([inner]), made[object]()]
+    object.__setattr__(whole[-1], "inner", inner)
+    object.__setattr__(whole[-1], "number", 1)
+    before = DeepSnapshot([("whole", whole)])
+    list.append(whole[0], 2)
+    dict.__setitem__(whole[1], "b", 2)
+    set.add(whole[2], 2)
+    object.__setattr__(whole[-1], "number", 2)
+    inner.append(2)
+    changed = [one.path for one in before.changed()]
+    failed = before.put_back()
+    assert ran == [] and failed == [] and len(changed) == 5
+    assert inner == [1] and list.__len__(whole[0]) == dict.__len__(whole[1]) == set.__len__(whole[2]) == 1
+    assert object.__getattribute__(whole[-1], "number") == 1

@@ -18,7 +18,7 @@ from helpers import tree
 from ranks_job import SAVE_EVERY, SPIKE, STEPS, build
 
 import workbench as wb
-from workbench import snapshot
+from workbench.checkpoints import checkpoint_reader
 from workbench.errors import CheckpointError, ExperimentError, ReplayError, TelemetryError
 from workbench.lines.line import Line
 from workbench.lines.scan import Scan
@@ -106,7 +106,7 @@ def test_each_rank_records_its_own_batch_and_state_and_shares_weights(together):
     assert {lane for lane in first.state if first.state[lane] != second.state[lane]} == {"rng"}
     assert run.line(6, 0).loss == pytest.approx((first.loss + second.loss) / 2)
     assert [path.name for path in (folder / "own" / "checkpoints").glob("*.ranks")]
-    state = snapshot.read(folder / "own" / "checkpoints", SAVE_EVERY, 0)
+    state = checkpoint_reader.read(folder / "own" / "checkpoints", SAVE_EVERY, 0)
     assert state.ranks[0].rng != state.ranks[1].rng and state.rng == state.ranks[0].rng
 
 
@@ -240,6 +240,38 @@ def test_what_can_be_read_of_it_is(together):
     assert run.spikes()["step"].tolist() == [SPIKE]
 
 
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda line: line.update(loss=1.0, loss_bits="0x3f800000"), "its loss is 1, and that of its ranks is"),
+        (lambda line: line["ranks"][1].update(loss_bits="0x3f800000", loss=1.0), "and that of its ranks is"),
+        (
+            lambda line: [entry.update(rank=1 - entry["rank"]) for entry in line["ranks"]],
+            "numbered 1, 0; expected 0 to 1",
+        ),
+        (lambda line: line["ranks"].append(dict(line["ranks"][1], rank=2)), "numbered 0, 1, 2; expected 0 to 1"),
+        (lambda line: line.pop("ranks"), "it has no `ranks`"),
+    ],
+)
+def test_a_line_that_does_not_agree_with_its_ranks_is_seen(together, tmp_path, edit, said):
+    path = tmp_path / "edited"
+    shutil.copytree(together[0] / "own", path)
+    lines = [json.loads(line) for line in (path / "telemetry.jsonl").read_text().splitlines()]
+    edit(next(line for line in lines if line.get("type") == "step" and line["step"] == 5))
+    (path / "telemetry.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = wb.open_run(path).verify().frame
+    (bad,) = found[(found["kind"] == "telemetry") & (found["what"] == "ranks")].to_dict("records")
+    assert bad["verdict"] == "mismatch" and "step 5" in bad["detail"] and said in bad["detail"]
+
+
+def test_an_edited_mean_loss_is_no_exact_replay(together, tmp_path):
+    path = tmp_path / "edited"
+    shutil.copytree(together[0] / "own", path)
+    runs.edit_line(path, 5, loss=1.0, loss_bits="0x3f800000")
+    with pytest.raises(TelemetryError, match="step 5 does not agree with itself: its loss is 1, and that of its ranks"):
+        RankRun(path, 0).line(5, 0)
+
+
 def test_its_telemetry_is_read_quickly_to_the_same_columns(together):
     path = together[0] / "own" / "telemetry.jsonl"
     with open(path, "rb") as file:
@@ -255,10 +287,10 @@ def test_a_checkpoint_without_the_parts_of_all_ranks_is_none(together, tmp_path)
     part = tmp_path / "c" / f"{SAVE_EVERY:08d}.ranks"
     part.write_bytes(part.read_bytes().replace(b"0", b"1", 1))
     with pytest.raises(CheckpointError, match="was changed"):
-        snapshot.read(tmp_path / "c", SAVE_EVERY, 0)
+        checkpoint_reader.read(tmp_path / "c", SAVE_EVERY, 0)
     part.unlink()
     with pytest.raises(CheckpointError, match="can't be read"):
-        snapshot.read(tmp_path / "c", SAVE_EVERY, 0)
+        checkpoint_reader.read(tmp_path / "c", SAVE_EVERY, 0)
 
 
 # ----------------------------------------------------------------------------------------------------- a rank is killed
@@ -273,7 +305,7 @@ def test_after_a_killed_rank_all_go_on_to_the_same_bits(together):
         ours, theirs = RankRun(whole.path, rank).line(STEPS, 0), RankRun(again.path, rank).line(STEPS, last)
         assert ours.evidence() == theirs.evidence()
     assert (SPIKE - 1, last) in again.checkpoints  # before the spike, with the parts of both ranks
-    assert len(snapshot.read(again.path / "checkpoints", SPIKE - 1, last).ranks) == 2
+    assert len(checkpoint_reader.read(again.path / "checkpoints", SPIKE - 1, last).ranks) == 2
 
 
 # ----------------------------------------------------------------------------------------------- formats, and one alone

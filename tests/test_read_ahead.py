@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from workbench import read_ahead, snapshot
+from workbench import read_ahead, tensor_file
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def test_the_pieces_are_the_file(file):
     content = read_ahead.read(file, len(bytes_of))
     assert (content.size, content.sha256) == (len(bytes_of), hashlib.sha256(bytes_of).hexdigest())
     assert content.whole() == bytes_of and bytes(content.taken(0, 8)) == bytes_of[:8]
-    found, expected = snapshot.arrays_of(read_ahead.read(file, len(bytes_of))), mx.load(str(file))
+    found, expected = tensor_file.arrays_of(read_ahead.read(file, len(bytes_of))), mx.load(str(file))
     assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
         name: (array.dtype, array.tolist()) for name, array in expected.items()
     }
@@ -29,7 +29,7 @@ def test_the_pieces_are_the_file(file):
 
 def test_each_piece_is_let_go_when_its_array_is_made(file):
     content = read_ahead.read(file, file.stat().st_size)
-    snapshot.arrays_of(content)
+    tensor_file.arrays_of(content)
     assert content.whole() == b""
 
 
@@ -75,4 +75,4 @@ def test_a_damaged_file_is_held_in_one_piece(tmp_path, header):
     content = read_ahead.read(path, path.stat().st_size)
     assert content.whole() == path.read_bytes()
     with pytest.raises(ValueError):
-        snapshot.arrays_of(content)
+        tensor_file.arrays_of(content)

@@ -289,7 +289,7 @@ def test_a_failed_save_damages_no_earlier_checkpoint(tmp_path, monkeypatch):
             if recording.step_number == 7:
                 recording._out.saves.checkpointer.wait()
                 before = runs.digest(path / "checkpoints")
-                monkeypatch.setattr("workbench.snapshot.write_flushed", full)
+                monkeypatch.setattr("workbench.checkpoints.checkpoint_writer.write_flushed", full)
             if recording.step_number == 8:
                 with pytest.warns(UserWarning, match="checkpoint 8 was not saved to .*No space left.* goes on"):
                     recording._out.saves.checkpointer.wait()

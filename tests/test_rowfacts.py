@@ -132,5 +132,8 @@ def test_targets_that_follow_and_targets_that_do_not():
     assert rowfacts.follow(inputs, np.roll(targets, -1, axis=1)).tolist() == [0.0]
     half = targets.copy()
     half[0, :4] = -1
+    assert rowfacts.follow(inputs, half).tolist() == [1.0]  # what does not count is not asked
+    half[0, :4] = 99
     assert rowfacts.follow(inputs, half).tolist() == [0.5]
+    assert rowfacts.follow(inputs, np.full_like(inputs, -1)).tolist() == [0.0]
     assert np.isnan(rowfacts.follow(np.zeros((1, 1)), np.zeros((1, 1)))).all()

@@ -6,7 +6,8 @@ import runs
 from experiments import record_own, scene_of
 from helpers import Points, assert_same_state, edit_line, experiment, flip_in_safetensors, repair_commit, tensor_bytes
 
-from workbench import open_run, snapshot
+from workbench import open_run
+from workbench.checkpoints import checkpoint_reader
 from workbench.errors import CheckpointError, EnvironmentMismatch, ReplayError
 from workbench.experiment import batch_hash, random_key
 from workbench.interventions.intervene import intervene
@@ -20,7 +21,7 @@ def path(tmp_path):
 
 
 def committed(run, step):
-    return snapshot.read(run.path / "checkpoints", step, 0)
+    return checkpoint_reader.read(run.path / "checkpoints", step, 0)
 
 
 # ----------------------------------------------------------------------------------------------------------- the states

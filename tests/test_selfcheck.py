@@ -402,3 +402,27 @@ def test_a_refused_recording_can_be_begun_again(tmp_path):
     refused(tmp_path / "run", "Python's random", model=model, loss_fn=lambda m, x, y: mse(m, x, y) * random.random())
     mlp(0.1)  # leaves the random state that a model begins with
     assert bits(record(tmp_path / "run", model=model)) == bits(record(tmp_path / "new", model=mlp(0.1)))
+
+
+@pytest.mark.parametrize(
+    ("history", "push", "said"),
+    [
+        ([], lambda history, loss: history.append(1.0), "extra 'history' holds 0 as float; expected an MLX array"),
+        ([], lambda history, loss: history.append(loss), "changes how many arrays extra 'history' holds .*new: 0"),
+    ],
+)
+def test_an_extra_state_that_does_not_keep_its_form_is_named(tmp_path, history, push, said):
+    model, optimizer = nn.Linear(4, 1), optim.AdamW(1e-2)
+
+    def loss_fn(model, x, y):
+        return nn.losses.mse_loss(model(x), y)
+
+    def step(x, y):
+        loss, gradients = nn.value_and_grad(model, loss_fn)(model, x, y)
+        push(history, loss)
+        optimizer.update(model, gradients)
+        return loss
+
+    recorder = wb.Recorder(tmp_path / "run", model, optimizer, loss_fn, step_fn=step, extra={"history": history})
+    with pytest.raises(ExperimentError, match=said):
+        recorder.step((mx.ones((2, 4)), mx.ones((2, 1))))

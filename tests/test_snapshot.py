@@ -24,10 +24,12 @@ from helpers import (
     tree,
 )
 
-from workbench import snapshot
+from workbench.checkpoints.checkpoint_reader import read
+from workbench.checkpoints.checkpoint_writer import delete, write
+from workbench.checkpoints.commit import stem
 from workbench.errors import CheckpointError, DataError, ExperimentError
 from workbench.experiment import random_key, state_arrays
-from workbench.snapshot import State, first_difference, read, restore, stem, write
+from workbench.snapshot import State, first_difference, restore
 
 NAMES = ["00000004.safetensors", "00000004.optimizer.safetensors", "00000004.rng", "00000004.cursor"]
 
@@ -408,7 +410,7 @@ def test_content_that_makes_no_sense_is_refused_although_digests_agree(checkpoin
     job = experiment(dropout=0.1)
     job.prepare()
     before = state_of(job)
-    with pytest.raises(CheckpointError, match="00000004.*can't be decoded|weights of the checkpoint does not fit"):
+    with pytest.raises(CheckpointError, match="00000004.*can't be decoded|weights of the checkpoint and .* do not fit"):
         restore(job, read(folder, 4, 0))
     assert_same_state(state_of(job), before)
 
@@ -441,8 +443,8 @@ def test_a_header_that_is_not_true_is_refused_although_digests_agree(checkpoint,
 EARLY_END = """
 import sys
 from pathlib import Path
-from workbench import snapshot
-snapshot.read(Path(sys.argv[1]), 4, 0)
+from workbench.checkpoints import checkpoint_reader
+checkpoint_reader.read(Path(sys.argv[1]), 4, 0)
 sys.exit(2)
 """
 
@@ -527,10 +529,10 @@ def test_deleting_removes_the_commit_record_first(checkpoint, monkeypatch):
     order = []
     real = os.unlink
     monkeypatch.setattr(os, "unlink", lambda path, **k: (order.append(os.path.basename(path)), real(path, **k)))
-    snapshot.delete(folder, 4, 0)
+    delete(folder, 4, 0)
     assert order[0] == "00000004.json" and sorted(order) == sorted([*NAMES, "00000004.json"])
     assert os.listdir(folder) == []
-    snapshot.delete(folder, 4, 0)  # nothing there: no error
+    delete(folder, 4, 0)  # nothing there: no error
 
 
 # -------------------------------------------------------------------------------------------------------- comparing two

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from workbench.batches import rowfacts
 from workbench.cause.suspects import NOTHING_COUNTS, high_losses, odd_rows, suspects
 
 LENGTH = 48
@@ -169,4 +170,35 @@ def test_losses_are_measured_in_robust_deviations_of_usual_rows():
     spread = 1.4826 * np.median(np.abs(usual - 1.0))
     assert high_losses(np.array([1.0, 1.0 + 5 * spread]), usual) == pytest.approx([0, 5])
     assert np.isnan(high_losses(np.array([5.0]), usual[:5])).all()  # too few to tell
-    assert high_losses(np.array([np.nan]), usual) == [np.inf]
+    assert high_losses(np.array([np.inf]), usual) == [np.inf]
+    assert np.isnan(high_losses(np.array([np.nan]), usual)).all()  # of a row whose targets are not known
+
+
+def test_a_row_whose_mean_is_not_known_is_no_suspect_by_its_loss():
+    numbers = [np.ones((8, 3), np.float32)]
+    seen = losses(4, 0)
+    seen[2] = np.nan
+    (some,) = suspects(numbers, [numbers], seen, losses(of=24))
+    assert {one.row for one in some} == {0, 4}
+    seen[2] = np.inf
+    (some,) = suspects(numbers, [numbers], seen, losses(of=24))
+    assert [one.row for one in some][0] == 2 and {one.row for one in some} == {0, 2, 4}
+
+
+def test_an_odd_row_beside_padding_has_the_facts_of_its_own_tokens():
+    """Short rows, padded, are like the same rows on their own: what `rowfacts` says of them is the reference."""
+    found = batch(99)
+    garbage(found, 5)
+    for row, end in enumerate(ENDS):
+        padded(found, row, end)
+    past = [[array.copy() for array in one] for one in PAST]
+    for one in past:
+        for row, end in enumerate(ENDS):
+            padded(one, row, end)
+    cut = [[row[:end] for row, end in zip(one[0], ENDS, strict=True)] for one in (found, *past)]
+    counts = np.bincount(np.concatenate([row for one in cut[1:] for row in one]), minlength=256)
+    facts = rowfacts.unlike(cut[0], cut[1:], counts)
+    wanted = {row for row in range(8) if facts["outlier"][row] >= 6}
+    odd = odd_rows(found, past)
+    assert set(odd) == wanted == {5}
+    assert odd[5].oddness == pytest.approx(facts["outlier"][5], rel=1e-9)

@@ -219,12 +219,12 @@ def test_a_layer_called_twice_has_a_row_for_each_call(traces):
 
 def test_rows_are_sorted_by_their_share_of_the_loss(traces):
     rows = traces[1].rows
-    assert list(rows.columns) == ["row", "loss", "share"]
+    assert list(rows.columns) == ["row", "loss", "share", "targets"]
     assert rows["share"].is_monotonic_decreasing and rows["share"].sum() == pytest.approx(1)
     assert rows["loss"].mean() == pytest.approx(traces[1].loss, rel=1e-6)
     assert sorted(rows["row"]) == list(range(12))
     silent = Trace(msgspec.structs.replace(traces[1].record, row_loss=None, token_loss=None))
-    assert silent.rows.empty and list(silent.rows.columns) == ["row", "loss", "share"]
+    assert silent.rows.empty and list(silent.rows.columns) == ["row", "loss", "share", "targets"]
 
 
 def test_a_norm_that_is_not_finite_comes_from_its_bits():

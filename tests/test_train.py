@@ -11,6 +11,7 @@ import pytest
 import runs
 
 from workbench import open_run, snapshot
+from workbench.checkpoints import checkpoint_reader
 from workbench.errors import ExperimentError
 from workbench.trainer import recipe
 from workbench.trainer.corpus import Corpus
@@ -207,7 +208,7 @@ def test_validation_is_the_mean_loss_of_the_held_out_tail(tmp_path):
     step, loss = watch.seen
     assert run.steps["val_loss"].tolist()[3] == pytest.approx(np.float32(loss), abs=0) and step == 4
     experiment = build(config_from(run.manifest.rebuild["config"]), [runs.corpus()])
-    snapshot.restore(experiment, snapshot.read(run.path / "checkpoints", 4, 0))
+    snapshot.restore(experiment, checkpoint_reader.read(run.path / "checkpoints", 4, 0))
     corpus = Corpus.open(runs.corpus())
     experiment.model.eval()
     batches = validation_batches(corpus, 4, 16, split_point(len(corpus), 0.2, 16), None, VALIDATION_BATCHES)

@@ -12,6 +12,7 @@ from helpers import assert_same_state, edit_json, state_of, tensor_bytes
 from mlx.utils import tree_flatten
 
 from workbench import Recorder, open_run, snapshot
+from workbench.checkpoints import checkpoint_reader, checkpoint_writer
 from workbench.errors import CheckpointError, DataError, ExperimentError
 from workbench.experiment import Experiment, StepOptions, as_batch, batch_hash, state_arrays
 from workbench.numbered_batch import arguments, numbers_of
@@ -154,8 +155,8 @@ def test_a_layout_stands_the_way_through_a_checkpoint(tmp_path):
     job = Experiment(turned(network()), optim.Muon(1e-2), mse)
     job.prepare()
     state = state_of(job)
-    snapshot.write(state, tmp_path / "c", run="r", segment=0, t=0.0)
-    found = snapshot.read(tmp_path / "c", state.step, 0)
+    checkpoint_writer.write(state, tmp_path / "c", run="r", segment=0, t=0.0)
+    found = checkpoint_reader.read(tmp_path / "c", state.step, 0)
     assert_same_state(found, state)
     other = Experiment(network(), optim.Muon(1e-2), mse)
     other.prepare()
@@ -172,7 +173,7 @@ def test_a_layout_of_what_is_not_there_is_refused(tmp_path, layouts):
     folder = tmp_path / "run" / "checkpoints"
     edit_json(folder / "00000000.json", lambda commit: commit.update(layouts=layouts))
     with pytest.raises(CheckpointError, match="layout"):
-        snapshot.read(folder, 0, 0)
+        checkpoint_reader.read(folder, 0, 0)
 
 
 # ------------------------------------------------------------------------------------ strides that MLX leaves to chance

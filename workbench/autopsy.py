@@ -18,7 +18,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from . import snapshot
 from .cause import (
     batch_cause,
     contradiction,
@@ -38,6 +37,7 @@ from .cause.counterfactual import Trials
 from .cause.inquiry import Conclusion, Inquiry, setting, skipping
 from .cause.outliers import outliers
 from .cause.walk import broken, walk
+from .checkpoints import checkpoint_reader
 from .errors import ReplayError, WorkbenchError
 from .interventions.scene import CONTEXT, MEMORY_SHARE, Scene
 from .memory import memory
@@ -153,7 +153,7 @@ def _starts(run: Run, alarm: Alarm, segment: int, given: int | None) -> list[int
 def unsound(run: Run, key: tuple[int, int]) -> str | None:
     """The first weight of a checkpoint that is not finite; None where all are, or where it can't be read."""
     try:
-        weights = snapshot.read(run.path / CHECKPOINTS, *key, run.manifest.run).weights
+        weights = checkpoint_reader.read(run.path / CHECKPOINTS, *key, run.manifest.run).weights
     except WorkbenchError:
         return None  # what opens it says why
     sound = {path: mx.all(mx.isfinite(array)) for path, array in weights.items()}

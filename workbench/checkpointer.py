@@ -16,7 +16,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from . import cuda, snapshot
+from . import cuda
+from .checkpoints import checkpoint_writer
 from .errors import CheckpointError, WorkbenchError
 from .fingerprint import BYTES
 from .journal import Journal
@@ -54,6 +55,7 @@ class Checkpointer:
         self, path: Path, journal: Journal, method: str, keep: tuple[int | None, int | None], limit: int
     ) -> None:
         self._path, self._journal, self._method, self._keep = path, journal, method, keep
+        self._begun = False  # the folder of the checkpoints was there
         self._saver = Saver(limit)
 
     def put(
@@ -96,7 +98,7 @@ class Checkpointer:
             changed = ", ".join(lane for lane in lanes if found.get(lane) != lanes[lane])
             raise CheckpointError(f"{changed} changed between the step and the saving of its state")
         folder = self._path / CHECKPOINTS
-        snapshot.write(
+        checkpoint_writer.write(
             state,
             folder,
             run=manifest.run,
@@ -104,7 +106,9 @@ class Checkpointer:
             t=time.time(),
             lanes=lanes,
             lasts=lambda step, one: _lasts(step, one, manifest, self._keep, held),
+            make=not self._begun,
         )
+        self._begun = True
 
     def wait(self) -> None:
         """Returns when all that was handed over is durable, or has failed."""
@@ -151,7 +155,7 @@ def thin(
     recent = set(keys[-max(last or 1, 1) :])
     for step, one in keys:
         if (step, one) not in recent and not _lasts(step, one, manifest, keep, held):
-            snapshot.delete(path / CHECKPOINTS, step, one)
+            checkpoint_writer.delete(path / CHECKPOINTS, step, one)
 
 
 def _lasts(

@@ -19,7 +19,19 @@ import mlx.core as mx
 import numpy as np
 
 from .host import raw_views
-from .object_graph import MISSING, PLAIN, Names, Slots, all_plain, class_names
+from .object_graph import (
+    ENVIRONMENT,
+    MISSING,
+    PLAIN,
+    Names,
+    Slots,
+    all_plain,
+    attribute,
+    class_names,
+    is_a,
+    items_of,
+    plain_numpy,
+)
 
 
 class Held(NamedTuple):
@@ -54,7 +66,18 @@ class Kind(NamedTuple):
 
 
 class StateArray:
-    """Stands for an array of the state, which is put back by itself; all are alike."""
+    """Stands for an array of the state where it belongs, which is put back by itself; all are alike.
+
+    Args:
+        array: which one it was, where that is to be the same object as another that stands elsewhere.
+    """
+
+    def __init__(self, array: mx.array | None = None) -> None:
+        self.array = array
+
+    def __call__(self, now: Any) -> Any:
+        """What stands there, put back: `now` does."""
+        return now if self.array is None else self.array
 
 
 STATE = StateArray()
@@ -65,42 +88,64 @@ class Kinds:
 
     Args:
         state: ids of the arrays of the state.
+        own: ids of the dicts and lists that the state consists of. An array of it that stands anywhere else is kept as
+            any other array: an average of the weights may begin as the weights themselves.
     """
 
-    def __init__(self, state: Collection[int] = ()) -> None:
-        self._state = state
+    def __init__(self, state: Collection[int] = (), own: Collection[int] = ()) -> None:
+        self._state, self._own = state, own
         self._dict = Kind("dict", self._pairs, _same_pairs, _write_dict)
         self._list = Kind("list", self._items, _same_items, _write_list)
 
     def of(self, thing: Any) -> Kind | None:
         """That of one object; None if it holds nothing by itself that could change."""
-        if isinstance(thing, dict):
+        if is_a(thing, dict):
             return self._dict
-        if isinstance(thing, list):
+        if is_a(thing, list):
             return self._list
-        if type(thing) is tuple or id(thing) in self._state:
+        return None if type(thing) is tuple else next((kind for kinds, kind in _SIMPLE if is_a(thing, kinds)), None)
+
+    def belongs(self, array: Any, holder: Any) -> bool:
+        """Whether that is an array of the state, where it is put back by others."""
+        return id(array) in self._state and id(holder) in self._own
+
+    def linked(self, one: Held, shared: Collection[int]) -> Held | None:
+        """A dict or list of the state with those of its arrays that also stand elsewhere; None if there are none.
+
+        Args:
+            shared: ids of the arrays that do.
+        """
+        if id(one.thing) not in self._own:
             return None
-        return next((kind for kinds, kind in _SIMPLE if isinstance(thing, kinds)), None)
+        if is_a(one.thing, dict):
+            now = {key: item for key, item in dict.items(one.thing) if id(item) in shared}
+            then: list[Any] = [(key, StateArray(now[key]) if key in now else item) for key, item in one.then]
+        else:
+            items = items_of(one.thing)
+            now = {at: item for at, item in enumerate(items) if id(item) in shared}
+            then = [StateArray(now[at]) if at in now else item for at, item in enumerate(one.then)]
+        return one._replace(then=then) if now else None
 
     def _shown(self, value: Any) -> Any:
         return STATE if id(value) in self._state else value
 
     def _pairs(self, value: dict[Any, Any]) -> list[tuple[Any, Any]]:
-        return [(key, self._shown(item)) for key, item in _dict(value).items(value)]
+        pairs = list(_dict(value).items(value))
+        return [(key, self._shown(item)) for key, item in pairs] if id(value) in self._own else pairs
 
     def _items(self, value: list[Any]) -> list[Any]:
-        if not self._state or all_plain(value):
-            return list(list.__iter__(value))
-        return [self._shown(item) for item in list.__iter__(value)]
+        items = items_of(value)
+        return [self._shown(item) for item in items] if id(value) in self._own and not all_plain(items) else items
 
 
 def _alike(one: Any, other: Any) -> bool:
     return one is other or (
-        one is STATE
-        and (other is STATE or isinstance(other, mx.array))
+        type(one) is StateArray
+        and (type(other) is StateArray or is_a(other, mx.array))
         or type(one) is type(other)
         and type(one) in PLAIN
         and (one == other or one != one and other != other)
+        and (type(one) not in (float, complex) or repr(one) == repr(other))  # 0.0 and -0.0 are equal
         or type(one) is type(other) is tuple  # MLX makes new ones where it traces a step
         and len(one) == len(other)
         and all(_alike(a, b) or _same_arrays(a, b) for a, b in zip(one, other, strict=True))
@@ -108,7 +153,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _same_arrays(one: Any, other: Any) -> bool:
-    return isinstance(one, mx.array) and isinstance(other, mx.array) and same_mlx(one, other)
+    return is_a(one, mx.array) and is_a(other, mx.array) and same_mlx(one, other)
 
 
 def _same_items(one: list[Any], other: list[Any]) -> bool:
@@ -121,31 +166,32 @@ def _same_pairs(one: list[tuple[Any, Any]], other: list[tuple[Any, Any]]) -> boo
 
 def _dict(thing: dict[Any, Any]) -> Any:
     """The class whose methods do to a dict what those of a class of one's own may not."""
-    return collections.OrderedDict if isinstance(thing, collections.OrderedDict) else dict
+    return collections.OrderedDict if is_a(thing, collections.OrderedDict) else dict
 
 
 def _write_dict(thing: dict[Any, Any], then: list[tuple[Any, Any]]) -> None:
-    kept = {key: dict.get(thing, key, MISSING) if value is STATE else value for key, value in then}
+    kept = {key: value(dict.get(thing, key, MISSING)) if type(value) is StateArray else value for key, value in then}
     _dict(thing).clear(thing)
     _dict(thing).update(thing, {key: value for key, value in kept.items() if value is not MISSING})
 
 
 def _write_list(thing: list[Any], then: list[Any]) -> None:
-    now = list(thing)
-    kept = [now[at] if value is STATE and at < len(now) else value for at, value in enumerate(then)]
-    list.__setitem__(thing, slice(None), [value for value in kept if value is not STATE])
+    now = items_of(thing)
+    now += [MISSING] * (len(then) - len(now))
+    kept = [value(now[at]) if type(value) is StateArray else value for at, value in enumerate(then)]
+    list.__setitem__(thing, slice(None), [value for value in kept if value is not MISSING])
 
 
 def _write_deque(thing: collections.deque[Any], then: list[Any]) -> None:
-    thing.clear()
-    thing.extend(then)
+    collections.deque.clear(thing)
+    collections.deque.extend(thing, then)
 
 
 def _write_set(thing: set[Any], then: list[Any]) -> None:
     # What was added is taken out one by one: another order of the elements is another one for a loop over them.
-    for extra in list(thing - set(then)):
-        thing.discard(extra)
-    thing.update(then)
+    for extra in set(items_of(thing)) - set(then):
+        set.discard(thing, extra)
+    set.update(thing, then)
 
 
 def _named(read: Callable[[Any, str], Any]) -> Callable[[Any], list[tuple[str, Any]]]:
@@ -153,13 +199,13 @@ def _named(read: Callable[[Any, str], Any]) -> Callable[[Any], list[tuple[str, A
 
 
 def _read_slots(part: Slots) -> list[tuple[str, Any]]:
-    if isinstance(part.owner, type):
+    if is_a(part.owner, type):
         return [(name, vars(part.owner)[name]) for name in class_names(part.owner)]
-    return [(name, getattr(part.owner, name, MISSING)) for name in part.names]
+    return [(name, attribute(part.owner, name)) for name in part.names]
 
 
 def _write_slots(part: Slots, then: list[tuple[str, Any]]) -> None:
-    change: Any = type if isinstance(part.owner, type) else object
+    change: Any = type if is_a(part.owner, type) else object
     wanted, now = dict(then), dict(_read_slots(part))
     for name in now.keys() | wanted.keys():
         value = wanted.get(name, MISSING)
@@ -192,11 +238,15 @@ def _write_cell(cell: types.CellType, then: list[Any]) -> None:
 
 
 def _write_bytes(thing: Any, then: bytes) -> None:
-    if isinstance(thing, array.array):
+    if is_a(thing, array.array):
         del thing[:]
         thing.frombytes(then)
     else:
         thing[:] = then
+
+
+def _read_numpy(value: np.ndarray) -> np.ndarray:
+    return plain_numpy(value).copy(order="K")
 
 
 def _same_numpy(one: np.ndarray, other: np.ndarray) -> bool:
@@ -238,7 +288,15 @@ def _write_mlx(thing: mx.array, then: mx.array) -> None:
 
 
 def _write_numpy(thing: np.ndarray, then: np.ndarray) -> None:
-    np.copyto(thing, then)
+    np.copyto(plain_numpy(thing), then)
+
+
+def _write_environment(thing: Any, then: dict[str, str]) -> None:
+    for name in [name for name in thing if name not in then]:
+        del thing[name]
+    for name, value in then.items():
+        if thing.get(name) != value:
+            thing[name] = value
 
 
 def _read_stream(thing: Any) -> list[Any]:
@@ -286,10 +344,11 @@ def _listed(state: Any) -> Any:
 RANDOM = "random numbers"
 _SIMPLE: list[tuple[Any, Kind]] = [
     (mx.array, Kind("array", _read_mlx, same_mlx, _write_mlx)),
-    (np.ndarray, Kind("numpy array", np.copy, _same_numpy, _write_numpy, lambda thing: thing.nbytes)),
-    (collections.deque, Kind("deque", list, _same_items, _write_deque)),
-    (set, Kind("set", list, _same_items, _write_set)),
+    (np.ndarray, Kind("numpy array", _read_numpy, _same_numpy, _write_numpy, lambda thing: thing.nbytes)),
+    (collections.deque, Kind("deque", items_of, _same_items, _write_deque)),
+    (set, Kind("set", items_of, _same_items, _write_set)),
     ((bytearray, array.array), Kind("buffer", bytes, bytes.__eq__, _write_bytes, len)),
+    (ENVIRONMENT, Kind("mapping", dict, dict.__eq__, _write_environment)),
     (types.CellType, Kind("variable", _read_cell, _same_items, _write_cell)),
     (Names, Kind("variables", _named(lambda space, name: space.get(name, MISSING)), _same_pairs, _write_names)),
     (Slots, Kind("attributes", _read_slots, _same_pairs, _write_slots)),

@@ -33,6 +33,8 @@ from .object_graph import (
     Slots,
     base_in_c,
     defined_in_python,
+    is_a,
+    items_of,
     walk,
 )
 
@@ -76,7 +78,8 @@ class DeepSnapshot:
     Args:
         roots: objects with their paths.
         skip: ids of objects that are not looked into.
-        state: ids of arrays that are put back by others: wherever one stands, any array may stand later.
+        state: ids of arrays that are put back by others.
+        own: ids of the dicts and lists in which they are: where one of them stands there, any array may stand later.
 
     Attributes:
         opaque: what can't be looked into, by its id.
@@ -84,7 +87,11 @@ class DeepSnapshot:
     """
 
     def __init__(
-        self, roots: Iterable[tuple[str, Any]], skip: Collection[int] = (), state: Collection[int] = ()
+        self,
+        roots: Iterable[tuple[str, Any]],
+        skip: Collection[int] = (),
+        state: Collection[int] = (),
+        own: Collection[int] = (),
     ) -> None:
         self._held: list[Held] = []
         self._large: list[Held] = []
@@ -93,7 +100,8 @@ class DeepSnapshot:
         self.opaque: dict[int, Opaque] = {}
         self.left_out: list[str] = []
         noted: set[Any] = set(skip)
-        kinds, size, items = Kinds(state), 0, 0
+        kinds, size, items = Kinds(state, own), 0, 0
+        shared: set[int] = set()  # arrays of the state that stand elsewhere, too
         for edge in _without_collecting(walk(roots, skip)):
             thing = edge.value
             if thing is MISSING:
@@ -104,24 +112,29 @@ class DeepSnapshot:
             if (what := opaque(thing)) is not None:
                 self._note(edge, what)
                 continue
-            key = (type(thing), id(thing[0]), thing[1]) if isinstance(thing, (Names, Slots)) else id(thing)
+            if edge.place is not None and kinds.belongs(thing, edge.place.holder):
+                continue
+            key = (type(thing), id(thing[0]), thing[1]) if is_a(thing, (Names, Slots)) else id(thing)
             if key in noted or (kind := kinds.of(thing)) is None:
                 continue
             noted.add(key)
+            if id(thing) in state:
+                shared.add(id(thing))
             self._alive.append(thing)
-            items += len(thing) if isinstance(thing, (list, dict, set, collections.deque)) else 0
+            items += (count := _length(thing))
             if items > ITEMS:
-                items -= len(thing)
+                items -= count
                 self.left_out.append(edge.path)
             elif (size := size + kind.size(thing)) <= BUDGET:
                 self._held.append(Held(edge.path, thing, kind, kind.read(thing)))
             else:
                 size -= kind.size(thing)
                 self._large.append(Held(edge.path, thing, kind, None))
+        self._linked = [one for held in self._held if shared and (one := kinds.linked(held, shared)) is not None]
         self.left_out += [one.path for one in self._large if not isinstance(one.thing, np.ndarray)]
 
     def _note(self, edge: Edge, what: str) -> None:
-        bound = isinstance(edge.value, BOUND)
+        bound = is_a(edge.value, BOUND)
         if edge.place is None and not bound and (edge.path, id(edge.value)) in self._bound:
             return  # the object of a bound method, which has a place itself
         if bound:
@@ -139,7 +152,7 @@ class DeepSnapshot:
     def put_back(self) -> list[str]:
         """Gives everything what it held. Returns the paths of what could not be."""
         failed = []
-        for one in reversed(self.changed()):  # parts before the wholes that hold them
+        for one in [*reversed(self.changed()), *self._linked]:  # parts before the wholes that hold them
             try:
                 one.put_back()
             except (ValueError, TypeError, AttributeError, RuntimeError):
@@ -166,6 +179,12 @@ class DeepSnapshot:
         return [one.path for one in self._large if isinstance(one.thing, np.ndarray)]
 
 
+def _length(thing: Any) -> int:
+    if is_a(thing, dict):
+        return dict.__len__(thing)
+    return len(items_of(thing)) if is_a(thing, (list, set, collections.deque)) else 0
+
+
 def _reads(stream: io.IOBase) -> bool:
     try:
         return not stream.closed and stream.readable()
@@ -189,22 +208,22 @@ def opaque(value: Any) -> str | None:
     kind = type(value)
     if kind in _COMMON:
         return None
-    if isinstance(value, KNOWN + PLAIN + (type, types.FunctionType, types.MethodType, types.ModuleType, Names, Slots)):
+    if is_a(value, KNOWN + PLAIN + (type, types.FunctionType, types.MethodType, types.ModuleType, Names, Slots)):
         return None
-    if isinstance(value, CACHED):
+    if is_a(value, CACHED):
         return "cache"
-    if isinstance(value, BOUND):
+    if is_a(value, BOUND):
         return opaque(value.__self__)
     if kind.__name__ in _FUNCTIONS or hasattr(kind, "__struct_fields__") or kind.__module__.startswith("workbench."):
         return None
-    if isinstance(value, io.IOBase):
+    if is_a(value, io.IOBase):
         return "stream" if _reads(value) else None
-    if isinstance(value, (socket.socket, queue.Queue, queue.SimpleQueue)):
+    if is_a(value, (socket.socket, queue.Queue, queue.SimpleQueue)):
         return "stream"
-    if isinstance(value, threading.local):
+    if is_a(value, threading.local):
         return "unknown"
     step = getattr(kind, "__next__", None)
-    if isinstance(value, _STARTED) or (step is not None and not isinstance(step, types.FunctionType)):
+    if is_a(value, _STARTED) or (step is not None and not is_a(step, types.FunctionType)):
         return "iterator"
     base: Any = base_in_c(kind)
     if base is object or issubclass(base, KNOWN + PLAIN):

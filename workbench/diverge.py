@@ -16,7 +16,8 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 
-from . import snapshot, worker
+from . import worker
+from .checkpoints import checkpoint_reader
 from .divergence import fresh_process
 from .divergence.difference import TensorDifference
 from .divergence.ladder import Departure, Ladder, Rung, Verdict
@@ -26,8 +27,8 @@ from .environment import numeric_environment
 from .errors import CheckpointError, ReplayError
 from .experiment import Experiment
 from .replay import Outcome, Progress, replay_steps
+from .replaying.preparation import Prepared, prepared, undisturbed
 from .run import CHECKPOINTS, Run
-from .session import Prepared, prepared, undisturbed
 from .snapshot import State
 
 RUNGS = ("same process", "another thread", "fresh process", "compile", "deterministic", "device")
@@ -100,7 +101,7 @@ def _committed(ready: Prepared, step: int) -> State | None:
     if key not in run.checkpoints:
         return None
     try:
-        return snapshot.read(run.path / CHECKPOINTS, *key, run.manifest.run)
+        return checkpoint_reader.read(run.path / CHECKPOINTS, *key, run.manifest.run)
     except CheckpointError as error:
         ready.notices.append(f"checkpoint {step} was not compared: {error}")
         return None

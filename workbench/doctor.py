@@ -40,8 +40,8 @@ from .examination.shards import SETTINGS, count, examine_shards, process_count, 
 from .examination.speed import advice, matmul_gflops
 from .experiment import Experiment, random_key, set_random_key
 from .replay import Progress
+from .replaying.preparation import refuse_another
 from .run import Run
-from .session import refuse_another
 
 
 @dataclass(frozen=True)

@@ -44,13 +44,14 @@ def check(extra: Mapping[str, Any], compiled: bool) -> None:
                     )
         elif not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
             raise ExperimentError(
-                f"extra {name!r} is a {type(value).__name__}; expected a dict or list of MLX arrays, a module, or an "
-                "object with state_dict() and load_state_dict(state)"
+                f"extra {name!r} is of type {type(value).__name__}; expected a dict or list of MLX arrays, such as "
+                f"{{{name!r}: {{'value': mx.zeros(50)}}}}, a module, or an object with state_dict() and "
+                "load_state_dict(state)"
             )
         elif compiled:
             raise ExperimentError(
-                f"extra {name!r} is a {type(value).__name__}, and a compiled step reads Python values once; keep its "
-                "state in a dict of MLX arrays, or record with compile=False"
+                f"extra {name!r} is of type {type(value).__name__}, and a compiled step reads Python values once; keep "
+                "its state in a dict of MLX arrays, or record with compile=False"
             )
 
 

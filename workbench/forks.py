@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import snapshot, state_edits
+from . import state_edits
+from .checkpoints import checkpoint_reader
 from .errors import CheckpointError, ExperimentError, ReplayError
 from .experiment import Experiment
 from .fingerprint import known_method
@@ -27,9 +28,9 @@ from .interventions.changes import Change, parse_change
 from .manifest import Parent
 from .ranks.attendance import refuse_ranks
 from .replay import Progress, replay_steps
+from .replaying.preparation import prepared, undisturbed
 from .run import CHECKPOINTS, Run
 from .seams import state_segment
-from .session import prepared, undisturbed
 from .snapshot import State
 
 ONCE = ("drop-row", "v", "state")  # changes of one step only, which no run can go on with
@@ -142,7 +143,7 @@ def state_at(
     refuse_ranks(run.manifest, run.path, "a fork")
     holder = _holder(run, step, segment)
     if (step, holder) in run.checkpoints:
-        state = snapshot.read(run.path / CHECKPOINTS, step, holder, run.manifest.run)
+        state = checkpoint_reader.read(run.path / CHECKPOINTS, step, holder, run.manifest.run)
         _refuse_other_state(run, state, holder)
         return state, holder
     _refuse_own_script(factory)

@@ -177,7 +177,7 @@ def performed(group: Group) -> list[Replayed]:
 
 def _performed(group: Group) -> list[Replayed]:
     from .proving import outcomes_of
-    from .session import undisturbed
+    from .replaying.preparation import undisturbed
 
     found, waiting = [], list(group.steps)
     try:

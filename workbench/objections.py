@@ -12,11 +12,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from . import extras
 from .contents import RANDOM, Held
 from .deep_snapshot import Opaque
 from .errors import ExperimentError
 from .experiment import Experiment, kept_arrays, state_arrays
-from .extras import of_object
 from .reachable import unseen
 from .snapshot import State
 from .standins import some
@@ -45,7 +45,7 @@ def other_dtypes(start: State, experiment: Experiment) -> str | None:
     """A sentence, if weights or optimizer state have another dtype or shape than before the step."""
     trained: dict[str, Any] = dict(tree_flatten(experiment.model.trainable_parameters()))
     weights = {path: array for path, array in state_arrays(experiment.model).items() if path in trained}
-    kept = {path: array for path, array in kept_arrays(experiment).items() if not of_object(path)}
+    kept = {path: array for path, array in kept_arrays(experiment).items() if not extras.of_object(path)}
     others = [
         f"{path} (from {_form(then[path])} to {_form(array)})"
         for now, then in ((weights, start.weights), (kept, start.optimizer))
@@ -95,6 +95,25 @@ def tell(model: nn.Module, unlike: list[str], doubt: str | None, step: int, chan
         )
 
 
+def refuse_other_extras(start: State, experiment: Experiment) -> None:
+    """
+    Raises:
+        ExperimentError: the step changed how many arrays an extra state holds, or put something else into it.
+    """
+    extras.check(experiment.extra, experiment.options.compile)
+    before, now = (
+        {path for path in paths if extras.owns(path) and not extras.of_object(path)}
+        for paths in (start.optimizer, extras.arrays(experiment.extra))
+    )
+    if other := sorted(before ^ now):
+        name = other[0].partition("@")[2]
+        raise ExperimentError(
+            f"the step changes how many arrays extra {name!r} holds ({'gone' if other[0] in before else 'new'}: "
+            f"{other[0].partition('@')[0]}); a checkpoint is put back into as many. Keep one array of fixed length "
+            "and a count, or an object with state_dict and load_state_dict"
+        )
+
+
 def of_moved_on(moving: list[Opaque]) -> str:
     return (
         f"it takes something from {some(map(str, moving))}, which stands elsewhere afterwards, and no checkpoint holds "
@@ -120,7 +139,8 @@ def reason_of(unlike: list[str], moved: list[str], changed: list[str]) -> str:
     if changed:
         return (
             f"{said}, and it changes state that no checkpoint holds: {some(changed)}. Hand that to the recorder "
-            "as `extra`, arrays in a dict, or keep it in the model or the optimizer"
+            "as `extra`, a dict of arrays that stay as many (extra={'history': {'norms': mx.zeros(50)}}), or keep it "
+            "in the model or the optimizer"
         )
     if "state.rng" in unlike:
         return (

@@ -14,13 +14,14 @@ import mlx.core as mx
 import numpy as np
 
 from .bits import bits_float, float_bits, json_float
+from .checkpoints.checkpoint_reader import read
 from .experiment import Batch, Experiment, random_key, set_random_key
 from .fingerprint import method_here
 from .norms import square_sums
 from .rate_scale import scale_schedules
 from .readings import HostReading, Norms, Read, Reading, reading
 from .readings import moment_paths as moment_paths
-from .snapshot import read, restore
+from .snapshot import restore
 from .step import Stepper, StepResult, optimizer_states
 from .telemetry import ARRAYS, Edits, Restart, array_fields, rate_bits, scalar_fields
 

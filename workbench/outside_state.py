@@ -5,6 +5,7 @@ Knows experiments; nothing of folders or recorders.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -59,8 +60,20 @@ def everything_outside(experiment: Experiment) -> DeepSnapshot:
     members = [optimizer for _, optimizer in _optimizers(experiment)]
     skip -= {id(experiment.model), *map(id, members)}
     roots = [("model", experiment.model), *_optimizers(experiment)]
-    roots += [("loss_fn", experiment.loss_fn), ("step_fn", experiment.step_fn)]
-    return DeepSnapshot(roots, skip, state)
+    roots += [("loss_fn", experiment.loss_fn), ("step_fn", experiment.step_fn), ("os.environ", os.environ)]
+    return DeepSnapshot(roots, skip, state, set(_containers(experiment)))
+
+
+def _containers(experiment: Experiment) -> Iterator[int]:
+    """Ids of the dicts and lists that the state consists of."""
+    todo = [experiment.model, experiment.optimizer.state, experiment.extra, *optimizer_states(experiment.optimizer)]
+    seen: set[int] = set()
+    while todo:
+        one = todo.pop()
+        if isinstance(one, (dict, list, tuple)) and id(one) not in seen:
+            seen.add(id(one))
+            yield id(one)
+            todo += list(dict.values(one)) if isinstance(one, dict) else list(one)
 
 
 def of_sampler(experiment: Experiment) -> DeepSnapshot | None:

@@ -169,7 +169,8 @@ def row_losses(rows: pd.DataFrame, *, step: int) -> Figure:
 
     Args:
         rows: `row` (int; its place in the batch), `loss` (float; of the row) and `share` (float; of the step's summed
-            loss, 0 to 1). Rows whose loss is not finite come first. Of more than 32 rows the first 32 are drawn.
+            loss, 0 to 1). Rows whose loss is not finite come first, unless `targets` says that it is not known: missing
+            or 0. Of more than 32 rows the first 32 are drawn.
         step: the step, for the title.
 
     Returns:
@@ -180,7 +181,8 @@ def row_losses(rows: pd.DataFrame, *, step: int) -> Figure:
     """
     require(rows, "row", "loss", "share")
     table = pd.DataFrame({name: floats(rows, name) for name in ("row", "loss", "share")})
-    table["share"] = table["share"].where(np.isfinite(table["loss"]) & np.isfinite(table["share"]))
+    unknown = ~(floats(rows, "targets") > 0) if "targets" in rows else np.zeros(len(rows), bool)
+    table["share"] = table["share"].where((np.isfinite(table["loss"]) | unknown) & np.isfinite(table["share"]))
     table = table.sort_values("share", ascending=False, na_position="first", kind="stable").head(SHOWN_ROWS)
     height = 1.3 + 0.27 * max(len(table), 2)
     figure = blank(height)
@@ -193,7 +195,7 @@ def row_losses(rows: pd.DataFrame, *, step: int) -> Figure:
     axes.barh(places, widths, height=0.72, color=SKY, zorder=2)
     widest = max(widths.max(initial=0), 1e-9)
     for place, width, loss, share in zip(places.tolist(), widths.tolist(), table["loss"], table["share"], strict=True):
-        text = f"loss {loss:.4g}" if math.isnan(share) else f"{width:.1f} %   loss {loss:.4g}"
+        text = f"loss {loss:.4g}" if math.isnan(share) else f"{width:.1f} %   loss {_known(loss)}"
         axes.text(
             max(width, 0) + 0.012 * widest, place, text, va="center", fontsize=9, color=INK, zorder=3, bbox=ON_WHITE
         )
@@ -208,6 +210,10 @@ def row_losses(rows: pd.DataFrame, *, step: int) -> Figure:
     add_legend(figure, [axes])
     add_title(figure, f"Rows of step {step:,}" + (f": {len(table)} of {len(rows)}" if len(table) < len(rows) else ""))
     return figure
+
+
+def _known(loss: float) -> str:
+    return "not known" if math.isnan(loss) else f"{loss:.4g}"
 
 
 def short_names(paths: Sequence[str]) -> list[str]:

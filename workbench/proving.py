@@ -15,8 +15,8 @@ from .errors import CheckpointError, DataError, EnvironmentMismatch, ReplayError
 from .fan_out import WorkerLost, fan_out
 from .ranks.attendance import setup_of
 from .replay import Outcome, replay_steps
+from .replaying.preparation import Prepared, prepared, undisturbed
 from .run import Run
-from .session import Prepared, prepared, undisturbed
 from .verification import Check, Verdict
 
 if TYPE_CHECKING:

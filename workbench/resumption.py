@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from . import snapshot
+from .checkpoints import checkpoint_reader
 from .compare import Item, compare_evidence, overall
 from .errors import CheckpointError, ReplayError
 from .replay import Outcome, Progress, replay_steps
+from .replaying.preparation import Prepared, prepared, undisturbed
 from .run import CHECKPOINTS, Run
-from .session import Prepared, prepared, undisturbed
 from .snapshot import State
 from .telemetry import LANES
 from .trace import Difference, difference_at
@@ -184,7 +184,7 @@ def _performed(ready: Prepared, progress: Progress) -> Iterator[Outcome]:
         if key not in run.checkpoints:
             return None
         try:
-            return snapshot.read(run.path / CHECKPOINTS, *key, run.manifest.run)
+            return checkpoint_reader.read(run.path / CHECKPOINTS, *key, run.manifest.run)
         except CheckpointError as error:
             ready.notices.append(f"checkpoint {step} was not compared: {error}")
             return None

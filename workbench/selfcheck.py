@@ -11,15 +11,16 @@ Knows experiments and steps; nothing of folders or recorders.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .contents import Held
 from .deep_snapshot import DeepSnapshot, Opaque
-from .errors import ExperimentError
+from .errors import CheckpointError, ExperimentError
 from .experiment import Batch, put_arrays, put_kept, random_key
 from .fingerprint import fingerprint
-from .objections import of_moved_on, of_numbers, reason_of, refuse_draws, refuse_other_dtypes, tell
+from .objections import of_moved_on, of_numbers, reason_of, refuse_draws, refuse_other_dtypes, refuse_other_extras, tell
 from .observe import edit, observe
 from .outside_state import everything_outside, named, of_sampler, outside
 from .plain_batches import PlainBatches
@@ -75,6 +76,7 @@ class SelfCheck:
         seen = _evidence(self._stepper, batch, result, cursor, method)
         try:
             refuse_draws(moved, others, compiled=experiment.options.compile)
+            refuse_other_extras(self._start, experiment)
             refuse_other_dtypes(self._start, experiment)
             around = everything_outside(experiment)
             doubt = _doubt(around, others, moved)
@@ -88,8 +90,9 @@ class SelfCheck:
                 raise ExperimentError(of_numbers(numbers, values))
         except ExperimentError as error:
             put_arrays(experiment.model, self._start.weights)  # first: where a dtype changed `restore` would refuse
-            put_kept(experiment, self._start.optimizer)
-            self._restore()
+            with contextlib.suppress(CheckpointError):  # extra arrays that are no longer as many can't be put back
+                put_kept(experiment, self._start.optimizer)
+                self._restore()
             self._before.put_back()
             self._generators.put_back()
             raise ExperimentError(

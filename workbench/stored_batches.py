@@ -23,7 +23,7 @@ from .files import canonical_json, sync_file, sync_folder, temporary_beside
 from .numbered_batch import Number, NumberedBatch, numbers_of, read, spelled
 from .plain_batches import PlainBatches
 from .run import Run
-from .snapshot import arrays_of
+from .tensor_file import arrays_of
 from .untrusted import decode
 
 FOLDER = "batches"
@@ -42,7 +42,7 @@ class BatchStore:
 
     def __init__(self, folder: Path, budget: int = BUDGET) -> None:
         self.folder, self.budget = folder / FOLDER, budget
-        self.bytes = sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
+        self.bytes = sum(map(_size, self.folder.glob("*.safetensors")))
         self._unsynced: list[Path] = []
         self._warned = False
 
@@ -125,6 +125,13 @@ class BatchStore:
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # the temporary file of a batch that was being written has its own name by now
+        return 0
 
 
 def _numbers(content: bytes) -> dict[int, Number]:

@@ -1,12 +1,13 @@
-"""Writing arrays as a safetensors file (https://github.com/huggingface/safetensors#format) in one pass.
+"""Arrays as a safetensors file (https://github.com/huggingface/safetensors#format): its bytes, and arrays made of them.
 
-Each stretch of bytes is hashed while it is in the cache, so that the file need not be read back. Tensors stand in the
-order of their names: the same arrays always give the same bytes. Knows arrays and files; nothing of states or runs.
+Written in one pass: each stretch of bytes is hashed while it is in the cache, so that the file need not be read back.
+Tensors stand in the order of their names: the same arrays always give the same bytes. Knows arrays and files; nothing
+of states or runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -15,6 +16,8 @@ import numpy as np
 
 from .errors import ExperimentError
 from .host import raw_views
+from .read_ahead import Content
+from .tensor_places import DTYPES, header, size_of
 
 TYPES = {
     mx.float32: "F32",
@@ -69,16 +72,16 @@ def chunks(name: str, arrays: Mapping[str, mx.array | HostArray]) -> Iterator[by
     Raises:
         ExperimentError: an array is of a type that the format can't hold.
     """
-    header: dict[str, object] = {"__metadata__": {"format": "mlx"}}
+    entries: dict[str, object] = {"__metadata__": {"format": "mlx"}}
     paths, start = sorted(arrays), 0
     for path in paths:
         array = arrays[path]
         if array.dtype not in TYPES:
             raise ExperimentError(f"{name} can't hold this state: {path} is of type {array.dtype}")
         shape = list(array.shape)
-        header[path] = {"dtype": TYPES[array.dtype], "shape": shape, "data_offsets": [start, start + array.nbytes]}
+        entries[path] = {"dtype": TYPES[array.dtype], "shape": shape, "data_offsets": [start, start + array.nbytes]}
         start += array.nbytes
-    text = msgspec.json.encode(header)
+    text = msgspec.json.encode(entries)
     text += b" " * (-len(text) % _ALIGNED)
     yield len(text).to_bytes(8, "little") + text
     for path in paths:  # one at a time: on a device that must copy for it, this bounds what is held
@@ -87,3 +90,45 @@ def chunks(name: str, arrays: Mapping[str, mx.array | HostArray]) -> Iterator[by
             whole = view.reshape(-1).data.cast("B")
             for first in range(0, len(whole), _STRETCH):
                 yield whole[first : first + _STRETCH]
+
+
+def arrays_of(content: bytes | Content) -> dict[str, mx.array]:
+    """The arrays of a safetensors file. Not by `mx.load`: it reads a Python buffer in a thread of its own, which, when
+    the process ends soon after, aborts it.
+
+    Args:
+        content: of which each piece is let go when its array is made.
+
+    Raises:
+        ValueError: it is not such a file: the tensors must be of known types and fill its data without a gap.
+    """
+    content = Content([content]) if isinstance(content, bytes) else content
+    start = 8 + int.from_bytes(content.taken(0, min(8, content.size)), "little")
+    if content.size < 8 or start > content.size:
+        raise ValueError(f"its header should end at byte {start} of {content.size}")
+    end, found = 0, {}
+    for name, entry in sorted(header(content.taken(8, start)).items(), key=lambda one: one[1].data_offsets):
+        if entry.dtype not in DTYPES:
+            raise ValueError(f"{name} is of type {entry.dtype}; expected one of {', '.join(DTYPES)}")
+        first, last = entry.data_offsets
+        size = size_of(entry.dtype, entry.shape)
+        if first != end or last - first != size:
+            raise ValueError(
+                f"{name}, {entry.dtype} of shape {entry.shape}, stands at bytes {first} to {last} of the data; "
+                f"expected {size} bytes from {end}"
+            )
+        end = last
+        found[name] = array_of(name, entry.dtype, entry.shape, content.taken(start + first, start + last))
+    if start + end != content.size:
+        raise ValueError(f"its tensors end at byte {start + end} of {content.size}")
+    mx.eval(found)
+    return found
+
+
+def array_of(name: str, dtype: str, shape: Sequence[int], content: bytes | memoryview) -> mx.array:
+    """An array made of a tensor's bytes, of the type that safetensors name so. Raises ValueError: they can't be its."""
+    data = np.frombuffer(content, DTYPES[dtype])
+    if dtype == "BOOL" and data.view(np.uint8).max(initial=0) > 1:
+        raise ValueError(f"{name} holds a truth value that is neither 0 nor 1")
+    array = mx.array(data.reshape(shape))
+    return array.view(mx.bfloat16) if dtype == "BF16" else array

@@ -95,6 +95,7 @@ class TraceRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     rows: list[Row] = []
     row_loss: list[float | None] | None = None  # summed loss of each row of the batch
     token_loss: list[list[float | None]] | None = None
+    row_targets: list[int | None] | None = None  # that count in each row's loss; null: not known, or an older trace
     targets: int | None = None  # tokens that count in the loss; null: not known
     updates: list[Update] = []  # one a trainable parameter
     attention: list[Attention] | None = None  # in execution order; null: not measured, empty: no call was seen
@@ -196,9 +197,14 @@ class Trace:
 
     @property
     def rows(self) -> pd.DataFrame:
-        """row, loss (mean a token), share (of the step's summed loss), sorted by share; empty without a token loss.
+        """One row a row of the batch, by share: row, loss (mean over its own targets), share (of the step's summed
+        loss), targets (how many it has; Int64). Empty without a token loss.
 
-        Rows whose loss is not finite come first; shares are then of the sum of the others.
+        Rows whose loss is not finite come first; shares are then of the sum of the others. A loss of exactly 0 may be a
+        target that was certain or no target at all: where neither the batch, nor the loss function's own count, nor the
+        step's mean tells which (`workbench.batches.row_targets`), `targets` is missing and `loss` NaN. Extras with
+        `"mask"` or `"targets"` beside `"token_loss"` tell it. A row without targets has a NaN `loss` too. Of a loss
+        function that gives one loss a row that is the one target.
         """
         return trace_tables.rows(self.record)
 

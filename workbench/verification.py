@@ -108,6 +108,8 @@ class Verification(msgspec.Struct, kw_only=True):
         is_ = "is whole" if self.whole else "agrees with what it says, as far as that goes" if self.exact else ""
         if not proven:
             return f"{self.name} {is_}: {good}. No step was replayed."
+        if len(proven) == 1 and proven[0].what.endswith("to sample"):  # see `proving.not_replayed`
+            return f"{self.name} {is_ or 'is not proven'}: {good}. No step was replayed: {proven[0].detail}."
         exact = sum(one.verdict == "exact" for one in proven)
         way = f", and {self.on_the_way} on the way to them" if self.on_the_way else ""
         return (

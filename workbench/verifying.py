@@ -22,20 +22,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import snapshot, trace, verdict
+from . import trace, verdict
 from .batches.batch_files import check_batches
+from .checkpoints import checkpoint_reader
+from .checkpoints.commit import files_of, read_commit, stem
 from .errors import CheckpointError, DataError, WorkbenchError
 from .fingerprint import known_method
 from .interventions import whatif
 from .proving import Progress, not_replayed, replayed
+from .ranks.attendance import setup_of
+from .ranks.own_line import complaint
 from .rebuild import find, locate
 from .recorded.checkpoint_sizes import CheckpointSize, checkpoint_sizes
 from .recorded.completeness import checkpoints_there, ending, fields, premises
 from .recorded.layout import TELEMETRY
 from .recorded.spike_marks import marks
 from .recorded.stretches import stretches
+from .replaying.preparation import undisturbed
 from .run import CHECKPOINTS, TRACES, Run
-from .session import undisturbed
 from .snapshot import State
 from .verification import Check, Verification
 
@@ -120,6 +124,7 @@ def _on_disk(run: Run, notices: list[str], progress: Progress) -> Iterator[Check
     if readable:
         notices += run.telemetry.notices
         yield from _chain(run)
+        yield from _ranks(run)
         yield from _missing(run, committed)
         yield from check_batches(run, lambda ahead, all_: progress(ahead, all_, "stored batches"))
     for done, (step, segment) in enumerate(committed):
@@ -184,6 +189,22 @@ def _chain(run: Run) -> Iterator[Check]:
             yield Check("segment", name, "exact", f"it started from {first}")
 
 
+def _ranks(run: Run) -> Iterator[Check]:
+    """Whether the lines of a data-parallel run have an entry of each rank, and their losses make the line's."""
+    if (setup := setup_of(run.manifest)) is None:
+        return
+    columns = [run.telemetry.column(name) for name in ("segment", "step")]
+    places = zip(*(np.zeros(0, np.int64) if one is None else one for one in columns), strict=True)
+    for segment, step in places:
+        line = run.telemetry.at(int(step), int(segment))
+        if line is not None and (wrong := complaint(line, setup.size)) is not None:
+            yield Check(
+                "telemetry", "ranks", "mismatch", f"the line of step {step} does not agree with itself: {wrong}"
+            )
+            return
+    yield Check("telemetry", "ranks", "exact", f"each line has {setup.size} ranks, and the mean of their losses")
+
+
 def _missing(run: Run, committed: list[tuple[int, int]]) -> Iterator[Check]:
     """What must be there, and is not."""
     try:
@@ -200,10 +221,10 @@ def _missing(run: Run, committed: list[tuple[int, int]]) -> Iterator[Check]:
 
 def _checkpoint(run: Run, step: int, segment: int, readable: bool) -> Check:
     """Its digests, and whether it is the state that the telemetry recorded and has the manifest's parameters."""
-    name = snapshot.stem(step, segment)
+    name = stem(step, segment)
     try:
-        record = snapshot.read_commit(run.path / CHECKPOINTS, step, segment)
-        state = snapshot.read(run.path / CHECKPOINTS, step, segment, run.manifest.run)
+        record = read_commit(run.path / CHECKPOINTS, step, segment)
+        state = checkpoint_reader.read(run.path / CHECKPOINTS, step, segment, run.manifest.run)
         lanes = state.lanes(known_method(run.manifest.fingerprint, run.path))
     except WorkbenchError as error:
         return Check("checkpoint", name, "mismatch", str(error))
@@ -269,10 +290,10 @@ def _traces(run: Run) -> Iterator[Check]:
 def _strays(run: Run) -> list[str]:
     folder = run.path / CHECKPOINTS
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    committed, listed = {snapshot.stem(*key) for key in run.checkpoints}, set[str]()
+    committed, listed = {stem(*key) for key in run.checkpoints}, set[str]()
     for key in run.checkpoints:
         try:
-            listed |= snapshot.files_of(snapshot.read_commit(folder, *key))
+            listed |= files_of(read_commit(folder, *key))
         except CheckpointError:
             continue
     stray = [name for name in names if name.lstrip(".").partition(".")[0] and _stem(name) not in committed]

@@ -42,8 +42,9 @@ def batch_table(run: Run, step: int, trace: Trace | None = None, *, segment: int
 
     Returns:
         One row a row of the batch: row, source (name of the data file), offset (of its first token), text. With a
-        trace that has a loss of each row also loss (mean a token) and share (of the step's summed loss), ordered by
-        share, rows whose loss is not finite first. What is not known is missing (pandas.NA, NaN).
+        trace that has a loss of each row also loss (mean a token: over the row's own targets, NaN where those are not
+        known: see `Trace.rows`) and share (of the step's summed loss), ordered by share, rows whose loss is not finite
+        first. What is not known is missing (pandas.NA, NaN).
 
     Raises:
         DataError: a data file is missing or has changed, or only a replay knows the batch.
@@ -68,10 +69,8 @@ def _with_losses(table: pd.DataFrame, trace: Trace) -> pd.DataFrame:
     losses = trace.rows
     if len(losses) != len(table):  # no loss of each row was measured, or it is not one a row
         return table
-    joined = table.merge(losses.astype({"row": "int64"}), on="row", how="left")
-    broken = ~np.isfinite(joined["loss"])
-    order = joined.assign(broken=broken).sort_values(["broken", "share"], ascending=False, kind="stable")
-    return joined.loc[order.index, ["row", "loss", "share", "source", "offset", "text"]].reset_index(drop=True)
+    joined = losses.astype({"row": "int64"}).merge(table, on="row", how="left")  # in the order of the trace's rows
+    return joined[["row", "loss", "share", "source", "offset", "text"]]
 
 
 # ---- batches of the built-in trainer

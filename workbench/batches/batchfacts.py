@@ -53,13 +53,15 @@ def batch_facts(
         One row a row of either batch; what is not known is missing (pandas.NA, NaN). First those of `step`. By share of
         the loss where that is known, rows whose loss is not finite first; otherwise by `outlier`, the largest first.
 
-        - step, row (from 0); loss (mean a token) and share (of the step's summed loss), from a trace;
+        - step, row (from 0); loss (mean a token: over the row's own targets, NaN where those are not known: see
+          `Trace.rows`) and share (of the step's summed loss), from a trace;
         - source (name of the data file), line (in it, counted from 1: of a run of mlx-lm), offset (of its first token),
           epoch;
-        - period, repeats, position: of the first stretch that repeats itself too often (`rowfacts.repetition`);
+        - period, repeats, position: of the first stretch that repeats itself too often (`rowfacts.repetition`).
+          Padding is no part of a row in this line and the next, where the batch says what counts (`batches.padding`);
         - distinct, compressed, log_likelihood: see `rowfacts`; each with its robust z against the rows of the 8 steps
           before (`_z`), and `outlier`, the largest |z|;
-        - follow: share of the targets that are the next input token;
+        - follow: share of the targets that count which are the next input token;
         - copy_of: another row of the batch with the same contents; seen_at: the last of the 8 steps before that had it;
         - text: control characters and the like made visible; of a loop of your own the token ids, or of each array the
           type, the shape and the range of its values.

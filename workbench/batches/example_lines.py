@@ -39,7 +39,7 @@ def example_facts(
     """
     from ..finetune.tuned import stream  # imports MLX
     from ..rebuild import find
-    from ..session import undisturbed
+    from ..replaying.preparation import undisturbed
 
     with undisturbed():
         sampler, tokenizer = stream(run.manifest.rebuild, [find(entry, run.path) for entry in run.manifest.data])

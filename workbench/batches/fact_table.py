@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from . import rowfacts
+from .padding import extents
 
 if TYPE_CHECKING:
     from ..trace import Trace
@@ -31,20 +32,30 @@ class Contents:
     """A batch of tokens, row by row.
 
     Attributes:
-        rows: token ids of each row, (length,), of any length.
+        rows: token ids of each row without padding, (length,), of any length.
         keys: equal where all of a row is, across the arrays of a batch.
-        targets: (rows, length) where each row has as many targets as inputs; None: not known.
+        inputs, targets: (rows, length), with padding, where each row has as many targets as inputs; None: not known.
+        starts: how many tokens of padding stand before each row; empty: none.
     """
 
     rows: rowfacts.Rows
     keys: Sequence[bytes]
+    inputs: np.ndarray | None = None
     targets: np.ndarray | None = None
+    starts: Sequence[int] = ()
 
     @classmethod
     def of(cls, batch: Sequence[np.ndarray]) -> Contents:
         """Of a batch whose first array is the inputs, (rows, length), and whose second may be the targets."""
         paired = len(batch) == 2 and batch[1].shape == batch[0].shape
-        return cls(batch[0], rowfacts.row_keys(batch), batch[1] if paired else None)
+        where = extents(batch)
+        return cls(
+            [row[one] for row, one in zip(batch[0], where, strict=True)],
+            rowfacts.row_keys(batch),
+            inputs=batch[0] if paired else None,
+            targets=batch[1] if paired else None,
+            starts=[one.start for one in where],
+        )
 
 
 def facts(step: int, own: Contents, past: Mapping[int, Contents], counts: np.ndarray | None = None) -> pd.DataFrame:
@@ -62,8 +73,10 @@ def facts(step: int, own: Contents, past: Mapping[int, Contents], counts: np.nda
     repeated = [rowfacts.repetition(row) for row in own.rows]
     for name in ("period", "repeats", "position"):
         found[name] = pd.array([None if one is None else getattr(one, name) for one in repeated], dtype="Int64")
-    if own.targets is not None:
-        found["follow"] = rowfacts.follow(np.asarray(own.rows), own.targets)
+    if own.starts:
+        found["position"] = found["position"] + pd.array(own.starts, dtype="Int64")
+    if own.inputs is not None and own.targets is not None:
+        found["follow"] = rowfacts.follow(own.inputs, own.targets)
     found["copy_of"] = pd.array(rowfacts.alike(own.keys), dtype="Int64")
     found["seen_at"] = last_seen(own.keys, {step: other.keys for step, other in past.items()})
     frame = pd.DataFrame(found)
@@ -79,13 +92,10 @@ def last_seen(keys: Sequence[bytes], past: Mapping[int, Sequence[bytes]]) -> Any
 def with_losses(frame: pd.DataFrame, trace: Trace | None) -> pd.DataFrame:
     """With the losses of a trace, if it has one of each row; in the order that `batch_facts` promises."""
     if trace is not None and len(trace.rows) == len(frame):
-        frame = frame.merge(trace.rows.astype({"row": "int64"}), on="row", how="left")
-        order = frame.assign(broken=~np.isfinite(frame["loss"])).sort_values(["broken", "share"], ascending=False)
-    elif "outlier" in frame:
-        order = frame.sort_values("outlier", ascending=False, kind="stable")
-    else:
-        order = frame
-    return frame.loc[order.index]
+        return trace.rows.astype({"row": "int64"}).merge(frame, on="row", how="left")
+    if "outlier" in frame:
+        return frame.sort_values("outlier", ascending=False, kind="stable")
+    return frame
 
 
 def complete(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:

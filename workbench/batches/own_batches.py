@@ -107,7 +107,7 @@ def _drawn(
     run: Run, step: int, segment: int, experiment: Experiment | None, factory: str | None, notices: list[str]
 ) -> dict[int, Arrays]:
     from ..rebuild import rebuild
-    from ..session import undisturbed  # imports MLX
+    from ..replaying.preparation import undisturbed  # imports MLX
     from .redraw import redraw_through
 
     with undisturbed():
@@ -165,7 +165,13 @@ def _described(array: Any) -> str:
 
 
 def _say_of_losses(run: Run, step: int, trace: Trace | None, frame: pd.DataFrame, notices: list[str]) -> None:
-    if frame.loc[frame["step"] == step, "loss"].notna().any():
+    own = frame[frame["step"] == step]
+    if own["share"].notna().any():
+        if trace is not None and (unknown := int(trace.rows["targets"].isna().sum())):
+            notices.append(
+                f"the mean loss a token of {unknown} of {len(own)} rows is not known: a loss of 0 may be a target or "
+                'none, and nothing says which; a loss function that returns {"token_loss": …, "mask": …} does'
+            )
         return
     if trace is None:
         notices.append(f"step {step} was not replayed, so the losses of its rows are not known")

@@ -5,11 +5,11 @@ Knows a run's folder and samplers; performs no step.
 
 from __future__ import annotations
 
+from ..checkpoints.commit import CURSOR, read_commit, stem
 from ..errors import CheckpointError, ReplayError
 from ..experiment import Batch, Sampler, as_batch, batch_hash
 from ..files import sha256
 from ..run import CHECKPOINTS, Run
-from ..snapshot import CURSOR, read_commit, stem
 from ..untrusted import decode, read_file
 
 

@@ -147,11 +147,13 @@ def row_keys(batch: Sequence[np.ndarray]) -> list[bytes]:
 
 def follow(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """The share of each row's targets that are the token that comes next in its inputs: 1 in ordinary language-model
-    data. The last target has nothing to be compared with.
+    data. The last target has nothing to be compared with. A target below 0 does not count; 0 where none does.
 
     Args:
         inputs, targets: (rows, length) token ids.
     """
     if inputs.shape[1] < 2:
         return np.full(len(inputs), np.nan)
-    return np.mean(targets[:, :-1] == inputs[:, 1:], axis=1)
+    counted = targets[:, :-1] >= 0
+    same = counted & (targets[:, :-1] == inputs[:, 1:])
+    return np.asarray(same.sum(axis=1) / np.maximum(counted.sum(axis=1), 1))

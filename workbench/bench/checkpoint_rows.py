@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import snapshot
+from ..checkpoints import checkpoint_reader, checkpoint_writer
 from ..experiment import Experiment, as_batch, read_cursor
 from ..files import sha256, sync_folder
 from ..run import CHECKPOINTS, Run
@@ -72,7 +73,7 @@ def _durable(problem: Problem, peers: Peers, say: Callable[[str], None]) -> dict
         folder.mkdir()
         lanes = state.lanes()
         began = time.perf_counter()
-        snapshot.write(state, folder / CHECKPOINTS, run="0" * 32, segment=0, t=0.0, lanes=lanes)
+        checkpoint_writer.write(state, folder / CHECKPOINTS, run="0" * 32, segment=0, t=0.0, lanes=lanes)
         ours.append(time.perf_counter() - began)
         size = sum(path.stat().st_size for path in (folder / CHECKPOINTS).iterdir())
         raw.append(_raw(folder, size))
@@ -124,7 +125,7 @@ def load(problem: Problem, peers: Peers, say: Callable[[str], None]) -> list[Mea
         running.ask("prepare", names=["plain"])
 
     def ours() -> None:
-        snapshot.restore(experiment, snapshot.read(folder, step, segment, run.manifest.run))
+        snapshot.restore(experiment, checkpoint_reader.read(folder, step, segment, run.manifest.run))
 
     def reading() -> None:
         for path in files:

@@ -11,11 +11,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..checkpoints.checkpoint_reader import read
 from ..experiment import Experiment
 from ..record import Recorder
 from ..replay import replay_steps
 from ..run import CHECKPOINTS, Run
-from ..snapshot import State, read
+from ..snapshot import State
 from .peer import Peers
 from .problem import Problem, plain_step
 from .replay_rows import SAVE_EVERY, STEPS

@@ -14,7 +14,7 @@ from typing import Literal
 import mlx.core as mx
 import numpy as np
 
-from .. import snapshot
+from ..checkpoints import checkpoint_reader
 from ..errors import WorkbenchError
 from ..experiment import Batch
 from ..interventions.attempt import Attempt, put
@@ -25,7 +25,7 @@ from .alarm import LEFT
 from .counterfactual import Shot, shot
 from .culprit_rows import named, numbered
 from .inquiry import Conclusion, Inquiry, Tried, setting, skipping
-from .suspects import Suspect, suspects
+from .suspects import Suspect, is_tokens, suspects
 
 Carrier = Literal["batch", "state", "both"]
 KEPT = 0.5  # of a rise: what its carrier keeps of it when the other factor is exchanged
@@ -101,7 +101,7 @@ def _older(inquiry: Inquiry) -> int | None:
     run, scene = inquiry.run, inquiry.scene
     for step, segment in reversed(run.checkpoints_before(scene.first, scene.segment)):
         try:
-            state = snapshot.read(run.path / CHECKPOINTS, step, segment, run.manifest.run)
+            state = checkpoint_reader.read(run.path / CHECKPOINTS, step, segment, run.manifest.run)
         except WorkbenchError:
             continue
         inquiry.trials.borrowed[step] = state
@@ -152,7 +152,7 @@ def examine(inquiry: Inquiry, found: Square) -> Conclusion | None:
     for cause in OF_STATE:
         healthy = f"state {step - 1} is healthy: on the batch of step {found.batch} it has {inquiry.alarm.phrase}"
         inquiry.refute(cause, f"{healthy} {found.usual_batch:.4g}")
-    culprit, sentence = named(inquiry, step, rows, whole)
+    culprit, sentence = named(inquiry, step, rows, whole, judged=_judged(inquiry, step, inquiry.trials.own()))
     remedies = [skipping(step)]
     if len(rows) == 1 < whole:
         remedies.append(Tried(f"drop-row={rows[0].row}", step, note="a fork can leave out the batch, not one row"))
@@ -215,7 +215,8 @@ def earlier(inquiry: Inquiry, update: int, usual: int, *, plain: bool) -> Conclu
     if not wrong and not _these_rows(inquiry, update, usual, sets[0]):
         return None
     inquiry.found("another batch", f"{sentence}: the rise is gone.", "data", redone=inquiry.value(redone[-1]))
-    culprit, rows = named(inquiry, update, sets[0] if sets else [], _count(inquiry, update))
+    judged = own is not None and _judged(inquiry, update, own[0])
+    culprit, rows = named(inquiry, update, sets[0] if sets else [], _count(inquiry, update), judged=judged)
     return Conclusion(
         "data",
         f"The batch of step {update} did it, by the update that it made: {rows}.",
@@ -255,6 +256,12 @@ def _count(inquiry: Inquiry, step: int) -> int:
     """Rows of a batch; 0 where its arrays have no leading axis in common."""
     sizes = {len(array) if array.ndim else 0 for array in inquiry.batch(step)}
     return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _judged(inquiry: Inquiry, step: int, own: Shot) -> bool:
+    """Whether rows of the batch can be told apart: by their losses, or as tokens."""
+    known = own.row_losses is not None and not np.isnan(own.row_losses).all()
+    return known or is_tokens(inquiry.batch(step))
 
 
 def rows_of(inquiry: Inquiry, step: int, own: Shot) -> list[list[Suspect]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
+from ..batches.row_targets import row_targets
 from ..experiment import Batch, as_batch, kept_arrays, state_arrays
 from ..interventions.attempt import Attempt, make, put
 from ..interventions.changes import Change, parse_change
@@ -33,7 +34,9 @@ class Shot:
     Attributes:
         step: its number; its batch and random numbers are that step's unless the trial says otherwise.
         loss, grad_norm: float32 values as floats.
-        row_losses: mean loss of a token of each row, float64 (rows,); None without a token loss, or one a row.
+        row_losses: mean loss of each row over its own targets, float64 (rows,): inf where a loss is not finite, NaN
+            where the row has no target or where which positions are targets can't be known (see
+            `batches.row_targets`); None without a token loss, and where the rows were not asked for.
     """
 
     step: int
@@ -63,7 +66,7 @@ class Trials:
 
     def own(self) -> Shot:
         """Step N, untouched."""
-        return shot(self.scene.step, self.scene.result)
+        return self._shot(self.scene.step, self.scene.result, self.scene.moment(self.scene.step).batch)
 
     def shot(self, state: int, batch: int) -> Shot:
         """The batch of a step on a state of the scene, or a borrowed one, with the random numbers of step N."""
@@ -75,7 +78,7 @@ class Trials:
                 held = self.borrowed.get(state) or self.scene.state(state)
                 attempt = Attempt(self.scene, held, moment, self.scene.stepper)
                 put(attempt.stepper.experiment, attempt.state)
-                self.shots[state, batch] = shot(batch, attempt.perform(moment))
+                self.shots[state, batch] = self._shot(batch, attempt.perform(moment), moment.batch)
         return self.shots[state, batch]
 
     def without_row(self, row: int) -> Shot:
@@ -84,7 +87,7 @@ class Trials:
             attempt = Attempt(self.scene, *self.scene.before(), self.scene.stepper)
             make(Change("drop-row", row), attempt)
             put(attempt.stepper.experiment, attempt.state)
-            return shot(self.scene.step, attempt.perform(attempt.moment))
+            return self._shot(self.scene.step, attempt.perform(attempt.moment), attempt.moment.batch)
 
     def redo(
         self,
@@ -127,7 +130,8 @@ class Trials:
                 if step == first and attempt.skipped:
                     continue
                 attempt.rates = rates if step in changed else usual
-                found.append(shot(step, attempt.perform(attempt.moment if step == first else moment)))
+                its = attempt.moment if step == first else moment
+                found.append(self._shot(step, attempt.perform(its), its.batch))
                 if step == first and change is not None and not change.lasts and attempt.stepper is not scene.stepper:
                     attempt = _own_step(attempt)
                     rates = attempt.rates
@@ -153,7 +157,7 @@ class Trials:
                 except StopIteration:
                     break
                 scene.computed += 1
-                found.append(shot(step, scene.stepper(batch)))
+                found.append(self._shot(step, scene.stepper(batch), batch))
         return found
 
     def along(self, step: int, factors: Sequence[float], batch: int) -> list[Shot]:
@@ -167,8 +171,14 @@ class Trials:
                 weights = {path: _between(array, after.weights[path], factor) for path, array in before.weights.items()}
                 attempt = Attempt(scene, replace(before, weights=weights), moment, scene.stepper)
                 put(attempt.stepper.experiment, attempt.state)
-                found.append(shot(step, attempt.perform(moment)))
+                found.append(self._shot(step, attempt.perform(moment), moment.batch))
         return found
+
+    def _shot(self, step: int, result: StepResult, batch: Batch) -> Shot:
+        """Of a step performed on a batch, with the losses of its rows."""
+        kind = self.scene.run.manifest.rebuild.get("kind")
+        whole = self.scene.stepper.experiment.options.accumulate == 1
+        return replace(shot(step, result), row_losses=row_losses(result, batch, kind=kind, whole=whole))
 
 
 def _between(before: mx.array, after: mx.array, factor: float) -> mx.array:
@@ -187,13 +197,26 @@ def _own_step(attempt: Attempt) -> Attempt:
 
 
 def shot(step: int, result: StepResult) -> Shot:
-    """What a trial keeps of a performed step."""
-    return Shot(step, float(result.loss), float(result.grad_norm), row_losses(result))
+    """What a trial keeps of a performed step, without the losses of its rows."""
+    return Shot(step, float(result.loss), float(result.grad_norm))
 
 
-def row_losses(result: StepResult) -> np.ndarray | None:
-    """Mean loss of a token of each row, float64 (rows,); None where the loss function gives no loss of each row."""
+def row_losses(
+    result: StepResult, batch: Batch = (), *, kind: str | None = None, whole: bool = True
+) -> np.ndarray | None:
+    """As `Shot.row_losses`.
+
+    Args:
+        batch: that the step was performed on; empty: not known.
+        kind: of the run's rebuild.
+        whole: whether the step's loss is that of the whole batch; otherwise the mean of micro-batches' losses.
+    """
     if result.token_loss is None or result.token_loss.ndim == 0:
         return None
     table = np.array(result.token_loss.astype(mx.float32)).astype(np.float64)
-    return table.reshape(table.shape[0], -1).mean(axis=1)
+    table = table.reshape(table.shape[0], -1)
+    arrays = [np.array(one.astype(mx.float32) if one.dtype == mx.bfloat16 else one) for one in batch]
+    targets = row_targets(table, arrays, kind=kind, mean=float(result.loss) if whole else None)
+    sums = table.sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(np.isfinite(sums), sums / targets, np.inf)

@@ -19,13 +19,21 @@ from .suspects import Suspect
 NAMED = 8  # rows in a sentence
 
 
-def named(inquiry: Inquiry, step: int, rows: Sequence[Suspect], whole: int) -> tuple[dict[str, Any], str]:
+def named(
+    inquiry: Inquiry, step: int, rows: Sequence[Suspect], whole: int, *, judged: bool
+) -> tuple[dict[str, Any], str]:
     """The culprit, and its description; the evidence is noted.
 
     Args:
         whole: rows in the batch.
+        judged: whether there was anything to tell rows apart by.
     """
     culprit: dict[str, Any] = {"step": step}
+    if not rows and not judged:
+        return culprit, (
+            "which of its rows is not known, for the loss function gives no loss for each, and they hold no tokens "
+            '(let it return (loss, {"token_loss": …}); `workbench batch` shows what each row holds)'
+        )
     if not rows:
         return culprit, "no row stands out from the others"
     places = _places(inquiry, step)

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import mlx.core as mx
 
-from .. import snapshot
+from ..checkpoints import checkpoint_reader
 from ..errors import WorkbenchError
 from ..run import CHECKPOINTS
 from ..snapshot import State
@@ -57,7 +57,7 @@ def _stretches(inquiry: Inquiry) -> Iterator[tuple[State, State, float]]:
     states = []
     for key in keys:
         try:
-            states.append(snapshot.read(run.path / CHECKPOINTS, *key, run.manifest.run))
+            states.append(checkpoint_reader.read(run.path / CHECKPOINTS, *key, run.manifest.run))
         except WorkbenchError:  # damaged: the stretch over it is longer
             continue
     if not states or states[-1].step != scene.first:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .. import snapshot
+from ..checkpoints import checkpoint_reader
 from ..errors import WorkbenchError
 from ..forks import state_at
 from ..run import CHECKPOINTS, Run
@@ -75,7 +75,7 @@ def redone(trials: Trials, seam: Seam, *, beyond: int, **opening: object) -> Res
     try:
         with trials.scene.at_rest():  # the replay that it may take uses the same experiment
             left = state_at(run, seam.start, segment=seam.parent, **opening)[0]  # type: ignore[arg-type]
-        started = snapshot.read(run.path / CHECKPOINTS, seam.start, seam.segment, run.manifest.run)
+        started = checkpoint_reader.read(run.path / CHECKPOINTS, seam.start, seam.segment, run.manifest.run)
     except WorkbenchError as error:
         return Resumed(seam, why=str(error))
     parameters = [parameter.path for parameter in run.manifest.parameters]

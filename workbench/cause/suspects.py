@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..batches import rowfacts
+from ..batches.padding import extents
 from ..spikes import LOSS_SIGMA_FLOOR, NORMAL_SIGMA_PER_MAD
 
 ODD_Z = 6.0  # robust standard deviations at which a row's contents are odd: as the rules of spike detection
@@ -35,7 +36,7 @@ class Suspect:
         why: one phrase each; empty: only its loss is high.
         wrong: not merely unlike other rows: targets that are not the next tokens, or a row that repeats itself.
         oddness: the largest robust z of its contents.
-        loss: mean of a token; None: not known.
+        loss: mean of a target; None: not known, or the row has no target.
         z: of the loss, robust standard deviations above that of usual rows; None: not known.
     """
 
@@ -54,21 +55,19 @@ def is_tokens(batch: Sequence[np.ndarray]) -> bool:
 
 
 def odd_rows(batch: Sequence[np.ndarray], past: Sequence[Sequence[np.ndarray]]) -> dict[int, Suspect]:
-    """Rows of token ids whose contents are odd, against those of earlier batches, by row.
+    """Rows of token ids whose contents are odd, against those of earlier batches, by row. Padding is no part of a row.
 
     Args:
         batch, past: arrays as a step takes them: inputs, then targets if there are any; each (rows, length).
     """
-    inputs = batch[0]
-    before = [other[0] for other in past]
-    highest = max(int(array.max()) for array in (inputs, *before))
-    counts = np.bincount(np.concatenate([array.ravel() for array in before]), minlength=highest + 1)
+    inputs, *before = ([row[where] for row, where in zip(one[0], extents(one), strict=True)] for one in (batch, *past))
+    highest = max(int(row.max(initial=0)) for one in (inputs, *before) for row in one)
+    counts = np.bincount(np.concatenate([row for one in before for row in one]), minlength=highest + 1)
     facts = rowfacts.unlike(inputs, before, counts)
-    targets, counted = dict(_odd_targets(batch, past)), counted_positions(batch)
+    targets = dict(_odd_targets(batch, past))
     found: dict[int, Suspect] = {}
-    for row, tokens in enumerate(inputs):
+    for row, real in enumerate(inputs):
         why = []
-        real = tokens if counted is None else unpadded(tokens, counted[row])
         if (repeated := rowfacts.repetition(real)) is not None:
             what = "one token" if repeated.period == 1 else f"{repeated.period} tokens"
             why.append(f"{what} repeated {repeated.repeats} times")
@@ -85,46 +84,6 @@ def odd_rows(batch: Sequence[np.ndarray], past: Sequence[Sequence[np.ndarray]]) 
         if why:
             found[row] = Suspect(row, why, wrong, oddness)
     return found
-
-
-def counted_positions(batch: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Which positions of each row have a target that counts, where a batch says so: bool, (rows, length). None where it
-    does not.
-
-    It does by targets below 0, or by a second array (rows, 2) of where in each row what counts begins and ends, as
-    `mlx_lm.tuner.trainer.default_loss` takes it: the tokens from the first place on and before the second one.
-    """
-    inputs, second = batch[0], batch[1] if len(batch) > 1 else None
-    if second is None or second.dtype.kind not in "iu":
-        return None
-    if second.shape == inputs.shape:
-        return np.asarray(second >= 0)
-    rows, length = inputs.shape
-    if second.shape != (rows, 2) or length <= 2 or any(array.size for array in batch[2:]):
-        return None
-    first, end = second[:, :1].astype(np.int64), second[:, 1:].astype(np.int64)
-    if not ((first >= 0) & (first <= end) & (end <= length)).all():
-        return None
-    places = np.arange(length)
-    return np.asarray((places >= first) & (places < end))
-
-
-def unpadded(tokens: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """A row without its padding: without the stretch of one and the same token at either end of it that has no target
-    which counts. A row of which nothing counts stays as it is.
-
-    Args:
-        tokens: (length,) integers; counted: (length,) bool.
-    """
-    places = np.flatnonzero(counted)
-    if not places.size:
-        return tokens
-    start, end = 0, len(tokens)
-    while start < places[0] and tokens[start] == tokens[0]:
-        start += 1
-    while end > places[-1] + 1 and tokens[end - 1] == tokens[-1]:
-        end -= 1
-    return tokens[start:end]
 
 
 _WORDS = (
@@ -150,7 +109,8 @@ def high_losses(losses: np.ndarray, usual: np.ndarray) -> np.ndarray:
     """How many robust standard deviations each row's loss is above that of usual rows, on the same state.
 
     Args:
-        losses: (rows,) float64; usual: the same of other batches.
+        losses: (rows,) float64; inf: not finite, NaN: not known, and so is what is returned of it. usual: the same of
+            other batches.
     """
     known = usual[np.isfinite(usual)]
     if len(known) < rowfacts.FEWEST_ROWS:
@@ -160,7 +120,7 @@ def high_losses(losses: np.ndarray, usual: np.ndarray) -> np.ndarray:
     sigma = max(sigma, LOSS_SIGMA_FLOOR * abs(median))
     with np.errstate(divide="ignore", invalid="ignore"):
         z = (losses - median) / np.float64(sigma)
-    return np.where(np.isfinite(losses), z, np.inf)
+    return np.where(np.isinf(losses), np.inf, z)
 
 
 def suspects(
@@ -175,7 +135,8 @@ def suspects(
     whose loss is high. None is empty, and within each the highest loss comes first.
 
     Args:
-        losses: (rows,) mean loss of a token; None: not known. usual: the same of usual rows, on the same state.
+        losses: (rows,) mean loss of a row's own targets, as `Shot.row_losses`; None: not known. usual: the same of
+            usual rows, on the same state.
         by_loss: whether what is to be explained is a loss. Otherwise odd rows are weighed by how odd they are.
     """
     rows = len(batch[0])
@@ -185,12 +146,13 @@ def suspects(
 
     def suspect(row: int) -> Suspect:
         one = odd.get(row, Suspect(row))
-        if not known or losses is None or NOTHING_COUNTS in one.why:
+        if not known or losses is None or np.isnan(losses[row]) or NOTHING_COUNTS in one.why:
             return one
         return replace(one, loss=float(losses[row]), z=None if np.isnan(z[row]) else float(z[row]))
 
     every = [suspect(row) for row in range(rows)]
-    weigh = (lambda one: one.z or 0.0) if by_loss and np.isfinite(z).all() else (lambda one: one.oddness)
+    told = by_loss and not np.isinf(z).any() and not np.isnan(z[list(odd)]).any()
+    weigh = (lambda one: one.z or 0.0) if told else (lambda one: one.oddness)
     heaviest = max((weigh(one) for one in every if one.row in odd), default=0.0)
     sets = [
         [one for one in every if one.wrong],

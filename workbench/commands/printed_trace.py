@@ -47,8 +47,9 @@ def print_trace(trace: Trace, full: bool, names: Mapping[str, str] | None = None
     if silent := [f"{name} ({item.detail})" for name, item in items if item.verdict == "unverified"]:
         console.print(f"  not compared: {', '.join(silent)}")
     console.print(layer_table(trace, console.width, names))
-    for row, loss, share in row_shares(trace.record)[:1]:
-        console.print(f"Row {row} carries {share:.0%} of the step's summed loss ({loss:.3f} a token).")
+    for row, loss, share, targets in row_shares(trace.record)[:1]:
+        mean = "how many of its tokens count is not known" if targets is None else f"{loss:.3f} a token"
+        console.print(f"Row {row} carries {share:.0%} of the step's summed loss ({mean}).")
     console.print(f"trace: {trace.path}", soft_wrap=True)
 
 

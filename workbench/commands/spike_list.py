@@ -57,7 +57,7 @@ def spikes(
             echo_json(msgspec.json.format(msgspec.json.encode(found.to_dict("records"))))
             return
         if found.empty:
-            echo("no spikes")
+            echo(" ".join(filter(None, ["no spikes.", opened[0].unjudged()])))
         for row in found.itertuples():
             echo(f"step {row.step} (segment {row.segment}), {row.rule}: {row.explanation}")
         return
@@ -70,7 +70,7 @@ def spikes(
     for notice in found.attrs["notices"]:
         echo(notice, err=True)
     if found.empty:
-        echo("no spikes")
+        echo("no spikes. The first steps were not judged, as many as a rule's window; only non_finite speaks there.")
     for _, group in found.groupby("event", sort=True):
         head = group.iloc[0]
         if len(group) > 1 or head["onset"] < head["step"]:

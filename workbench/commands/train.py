@@ -113,6 +113,7 @@ def train(**given: Any) -> None:
             raise click.UsageError("--replay-step N and --replay-from RUN go together")
         replay_and_print(given["replay_from"], str(given["replay_step"]))
         return
+    from ..run import open_run
     from ..trainer import training
 
     if given["fork"] is not None:
@@ -132,6 +133,7 @@ def train(**given: Any) -> None:
     if not watcher.steps:
         echo(f"{job.out} is at step {step} already, so there was nothing to do; go on with --steps M", err=True)
     elif job.out is not None:
-        echo(f"{job.out}: {step} steps recorded, {watcher.spikes} spike{'s' if watcher.spikes != 1 else ''}", err=True)
+        said = f"{job.out}: {step} steps recorded, {watcher.spikes} spike{'s' if watcher.spikes != 1 else ''}"
+        echo(said if watcher.spikes else f"{said}. {open_run(job.out).unjudged()}".removesuffix(". "), err=True)
     if given["print_fingerprint"]:
         print_json({"step": step, **lanes})

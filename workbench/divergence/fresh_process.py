@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from .. import snapshot
+from ..checkpoints import checkpoint_reader, checkpoint_writer
 from ..environment import on_device
 from ..errors import ReplayError, WorkbenchError
 from ..fingerprint import fingerprint
@@ -82,7 +82,7 @@ def perform(
         ReplayError: the process failed.
     """
     with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
-        snapshot.write(before, Path(folder), run=run.manifest.run, segment=0, t=0.0)
+        checkpoint_writer.write(before, Path(folder), run=run.manifest.run, segment=0, t=0.0)
         job = Job(
             run=str(run.path),
             factory=factory,
@@ -119,7 +119,7 @@ def answer(job: Job) -> Answer:
     with on_device(job.backend):
         experiment = rebuild(run.manifest, run.path, job.factory)
         way = Way(experiment, run.manifest.layers, backend=job.backend)
-        found = way.perform(snapshot.read(folder, job.before, 0, run.manifest.run))
+        found = way.perform(checkpoint_reader.read(folder, job.before, 0, run.manifest.run))
         expected = {(kind, path): digest for kind, path, digest in job.expected}
         digests = {key: fingerprint({"": array}) for key, array in found.items()}
         unlike = [key for key in dict.fromkeys((*expected, *found)) if expected.get(key) != digests.get(key)]

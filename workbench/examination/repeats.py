@@ -22,13 +22,14 @@ import mlx.optimizers as optim
 import msgspec
 import numpy as np
 
+from ..checkpoints.checkpoint_reader import read
 from ..errors import ReplayError, WorkbenchError
 from ..experiment import Batch, Experiment, StepOptions, as_batch, read_cursor
 from ..fingerprint import fingerprint
 from ..interpreter import python_command
 from ..rebuild import rebuild
 from ..run import CHECKPOINTS, Run
-from ..snapshot import State, capture, read, restore
+from ..snapshot import State, capture, restore
 from ..step import Stepper, StepResult
 from ..trainer.model import ModelConfig, build_model, loss
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .. import snapshot
 from ..batches.redraw import redraw
 from ..bits import float_bits
+from ..checkpoints import checkpoint_reader
 from ..compare import Item, compare_evidence, overall
 from ..environment import on_device
 from ..errors import ReplayError
@@ -26,8 +26,8 @@ from ..experiment import Batch, Experiment, as_batch, batch_hash, random_key, re
 from ..memory import memory, state_size
 from ..observe import Observation, edit, learning_rates, observe
 from ..replay import Progress
+from ..replaying.preparation import Prepared, prepared, undisturbed
 from ..run import CHECKPOINTS, Plan, Run
-from ..session import Prepared, prepared, undisturbed
 from ..snapshot import State, capture, restore
 from ..step import Stepper, StepResult
 from ..trace import Difference, difference_at
@@ -272,7 +272,7 @@ class Scene:
     def _recomputed(self, step: int) -> State:
         """A state that did not fit, from the checkpoint again."""
         key, experiment = self._ready.plan.checkpoint, self.stepper.experiment
-        put(experiment, snapshot.read(self.run.path / CHECKPOINTS, *key, self.run.manifest.run))
+        put(experiment, checkpoint_reader.read(self.run.path / CHECKPOINTS, *key, self.run.manifest.run))
         for number in range(key[0] + 1, step + 1):
             self._edit(number)
             self._perform(number, observed=False)

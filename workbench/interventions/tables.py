@@ -18,7 +18,8 @@ def batch_tables(facts: pd.DataFrame) -> Iterator[Table]:
     """One table a batch: the rows of `batchfacts.batch_facts`, with what is odd in each in words."""
     for step, rows in facts.groupby("step", sort=False):
         table = Table(title=f"Batch of step {step}", title_justify="left")
-        losses, places, texts = (rows[name].notna().any() for name in ("loss", "source", "text"))
+        losses, places, texts = (rows[name].notna().any() for name in ("share", "source", "text"))
+        losses = losses or rows["loss"].notna().any()
         place, compared = "line" if rows["line"].notna().any() else "offset", rows["outlier"].notna().any()
         table.add_column("row", justify="right")
         for name in (*(("loss", "share") if losses else ()), *(("source", place) if places else ())):

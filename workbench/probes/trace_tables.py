@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from ..batches.row_targets import row_targets
 from ..bits import array_bits, bits_float
 from .measured import Row, Update
 
@@ -110,17 +111,31 @@ def rows(record: TraceRecord) -> pd.DataFrame:
     """See `Trace.rows`."""
     import pandas as pd
 
-    return pd.DataFrame(row_shares(record), columns=["row", "loss", "share"])
+    return pd.DataFrame(row_shares(record), columns=["row", "loss", "share", "targets"]).astype({"targets": "Int64"})
 
 
-def row_shares(record: TraceRecord) -> list[tuple[int, float, float]]:
-    """The rows of `rows`: row, loss, share."""
+def row_shares(record: TraceRecord) -> list[tuple[int, float, float, int | None]]:
+    """The rows of `rows`: row, loss, share, targets; NaN and None where not known."""
     sums = np.array([_nan(value) for value in record.row_loss or ()])
-    tokens = [len(row) for row in record.token_loss or [[0]] * len(sums)]
+    targets = _row_targets(record, len(sums))
     with np.errstate(invalid="ignore", divide="ignore"):  # losses that are all 0 have no shares
-        losses, shares = sums / np.maximum(tokens, 1), sums / np.nansum(sums)
-    found = list(zip(range(len(sums)), losses.tolist(), shares.tolist(), strict=True))
-    return sorted(found, key=lambda row: (1, -row[2]) if row[2] == row[2] else (0, 0.0))
+        losses, shares = sums / targets, sums / np.nansum(sums)
+    counts = [None if count != count else int(count) for count in targets.tolist()]
+    found = list(zip(range(len(sums)), losses.tolist(), shares.tolist(), counts, strict=True))
+    broken = np.isnan(sums)
+    return sorted(found, key=lambda row: (not broken[row[0]], -row[2] if row[2] == row[2] else 0.0))
+
+
+def _row_targets(record: TraceRecord, rows: int) -> np.ndarray:
+    """Float64 (rows,); NaN where not known. Of a trace without them what its losses tell."""
+    if record.row_targets is not None and rows:
+        return np.array([_nan(count) for count in record.row_targets], dtype=np.float64)
+    if record.token_loss is None or not rows:
+        return np.full(rows, np.nan)
+    losses = np.array([[_nan(value) for value in row] for row in record.token_loss], dtype=np.float64)
+    whole = record.ranks is msgspec.UNSET and record.options.get("accumulate") == 1
+    mean = float(bits_float(record.loss_bits)) if whole else None
+    return row_targets(losses.reshape(rows, -1), total=record.targets, mean=mean)
 
 
 def _nan(value: float | None) -> float:

@@ -8,7 +8,6 @@ observations, states and the world; writes nothing.
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import threading
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from ..experiment import Experiment, kept_arrays, state_arrays
 from ..fingerprint import fingerprint
 from ..observe import Observation
 from ..snapshot import State
-from .own_line import differing
+from .own_line import differing, mean_loss
 from .rank_parts import RankPart
 from .rank_setup import RankSetup
 from .world import World, barrier, exchange_json, world
@@ -163,9 +162,7 @@ class Crew:
         told = exchange_json({"fields": fields, "rng": rng, "cursor": cursor})
         self._take(told)
         self._told = [one["fields"]["state"] for one in told]
-        losses = [np.float64(bits_float(one["fields"]["loss_bits"])) for one in told]
-        with np.errstate(all="ignore"):
-            mean = np.float32(math.fsum(losses) / len(losses) if np.isfinite(losses).all() else np.sum(losses))
+        mean = mean_loss([float(bits_float(one["fields"]["loss_bits"])) for one in told])
         first = told[0]["fields"]
         own = [
             {"rank": rank, "loss": one["fields"]["loss"], "loss_bits": one["fields"]["loss_bits"]}

@@ -5,12 +5,10 @@ Knows traces and the world; performs nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 from msgspec import UNSET
 
 from ..bits import bits_float, float_bits, json_float
@@ -18,6 +16,7 @@ from ..compare import ITEMS, Item, mismatches
 from ..run import Run
 from ..trace import Difference, Gate, Gates, TraceRecord
 from .carrier import carried_in
+from .own_line import mean_loss
 from .rank_trace import RankTrace
 from .world import exchange, world
 
@@ -33,6 +32,7 @@ class _Told(msgspec.Struct):
     gates: Gates
     row_loss: list[float | None] | None
     token_loss: list[list[float | None]] | None
+    row_targets: list[int | None] | None
     targets: int | None
 
 
@@ -40,12 +40,11 @@ def joined(run: Run, record: TraceRecord) -> TraceRecord:
     """The trace of all ranks from that of this one; all ranks call it together. A process alone has it already."""
     if world().size == 1:
         return record
-    measured = record.row_loss, record.token_loss, record.targets
+    measured = record.row_loss, record.token_loss, record.row_targets, record.targets
     mine = _Told(_of_rank(record), record.items, record.first_difference, record.gates, *measured)
     told = [msgspec.json.decode(one, type=_Told) for one in exchange(msgspec.json.encode(mine))]
     losses = [float(bits_float(one.trace.loss_bits)) for one in told]
-    with np.errstate(all="ignore"):
-        mean = np.float32(math.fsum(losses) / len(losses) if np.isfinite(losses).all() else np.sum(losses))
+    mean = mean_loss(losses)
     found = carried_in(run, record.step, record.segment, losses)
     excess = [None] * len(told) if found is None else [json_float(value) for value in found.excess]
     return msgspec.structs.replace(
@@ -56,6 +55,7 @@ def joined(run: Run, record: TraceRecord) -> TraceRecord:
         gates=_gates([one.gates for one in told]),
         row_loss=_in_a_row([one.row_loss for one in told]),
         token_loss=_in_a_row([one.token_loss for one in told]),
+        row_targets=_in_a_row([one.row_targets for one in told]),
         targets=sum(known)
         if len(known := [one.targets for one in told if one.targets is not None]) == len(told)
         else None,

@@ -8,12 +8,15 @@ Knows lines; nothing of MLX, files or recorders.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec import UNSET
 
+from ..bits import bits_float, float_bits
 from ..errors import TelemetryError
 from ..lines.line import ARRAYS, SCALARS, Line
 
@@ -33,6 +36,38 @@ def differing(mine: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, An
     return found
 
 
+def mean_loss(losses: Sequence[float]) -> np.float32:
+    """The loss of a step of several ranks, from the float32 loss of each: their mean, rounded once."""
+    with np.errstate(all="ignore"):
+        return np.float32(math.fsum(losses) / len(losses) if np.isfinite(losses).all() else np.sum(losses))
+
+
+def complaint(line: Line, size: int | None = None) -> str | None:
+    """What is wrong with a step's line as a whole; None: each rank has its entry, and their losses make the line's.
+
+    Args:
+        size: how many ranks there must be; None: not known here.
+    """
+    if line.ranks is UNSET:
+        return None if size is None else "it has no `ranks`"
+    numbers = [entry.get("rank") for entry in line.ranks]
+    if numbers != list(range(len(numbers) if size is None else size)):
+        wanted = "" if size is None else f" to {size - 1}"
+        return f"its ranks are numbered {', '.join(map(str, numbers)) or 'by nothing'}; expected 0{wanted}, each once"
+    logged = line.evidence().get("loss")
+    if logged is None and not any("loss_bits" in entry for entry in line.ranks):
+        return None  # no loss was logged at all
+    try:
+        losses = [float(bits_float(entry["loss_bits"])) for entry in line.ranks]
+    except (KeyError, TypeError, ValueError):
+        return "a rank in it has no loss"
+    mean = mean_loss(losses)
+    if logged != float_bits(mean):
+        said = "not recorded" if logged is None else f"{bits_float(logged):.8g}"
+        return f"its loss is {said}, and that of its ranks is {mean:.8g} in the mean"
+    return None
+
+
 def own_line(line: Line, rank: int) -> Line:
     """The line of a rank.
 
@@ -41,6 +76,8 @@ def own_line(line: Line, rank: int) -> Line:
     """
     if line.ranks is UNSET:
         return line
+    if line.type == "step" and (wrong := complaint(line)) is not None:
+        raise TelemetryError(f"the line of step {line.step} does not agree with itself: {wrong}")
     if not 0 <= rank < len(line.ranks):
         raise TelemetryError(f"the line of step {line.step} has {len(line.ranks)} ranks; expected one of rank {rank}")
     entry = line.ranks[rank]

@@ -21,7 +21,7 @@ from .. import telemetry as telemetries
 from ..bits import bits_float
 from ..errors import ReplayError, TelemetryError, WorkbenchError
 from ..manifest import Manifest
-from ..spikes import SpikeSettings, find_spikes
+from ..spikes import SpikeSettings, find_spikes, recorded
 from ..telemetry import Edits, Line, Restart, Telemetry
 from .layout import CHECKPOINTS, TELEMETRY, refuse_links_out
 from .plan import Plan, plan_replay
@@ -122,6 +122,22 @@ class RecordedRun:
             found.append(spikes[spikes["step"] > entry.start])
         self._spikes = (telemetry, pd.concat(found, ignore_index=True))
         return self._spikes[1].copy()
+
+    def unjudged(self) -> str:
+        """A sentence on the steps at the start that no rule of `spikes` could judge, but `non_finite`; "" if there are
+        none. A rule needs a full window of finite losses before a step (see `spikes.SpikeDetector`)."""
+        frame = self.steps
+        own = frame[frame["segment"] == self.manifest.segments[0].segment]
+        given = self.manifest.spikes
+        window = (SpikeSettings() if given is None else SpikeSettings(**given)).window
+        if own.empty:
+            return ""
+        losses = own["loss"].to_numpy(dtype=float, na_value=np.nan) if "loss" in own else np.full(len(own), np.nan)
+        there = own["step"].to_numpy()[recorded(own, "loss") & np.isfinite(losses)]
+        needs = f"a rule needs the {window} losses before a step"
+        if len(there) <= window:
+            return f"None of these {len(own)} steps was judged: {needs}, and there are {len(there)} in all."
+        return f"Steps {own['step'].iloc[0]} to {there[window - 1]} were not judged: {needs}."
 
     def rollbacks(self) -> pd.DataFrame:
         """Where training was taken back (see `recovery`): unstable_step, left (its segment), reason, step (the state

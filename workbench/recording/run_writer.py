@@ -12,8 +12,8 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from .. import manifest as manifests
-from .. import snapshot
 from ..blackbox import BlackBox
+from ..checkpoints import checkpoint_writer
 from ..errors import RunError
 from ..experiment import Experiment
 from ..files import make_folder
@@ -125,7 +125,7 @@ class RunWriter:
             self.manifest = with_segment(self.manifest, self.segment, start.step)
             self.segment = len(self.manifest.segments) - 1
         for folder in (self.path, self.path / CHECKPOINTS):
-            snapshot.sweep(folder)
+            checkpoint_writer.sweep(folder)
         if self.segment not in there:
             manifests.write(self.manifest, self.path)
         self._open_telemetry(experiment, start.step, start.lanes(self.method))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import snapshot
+from ..checkpoints import checkpoint_reader
 from ..errors import CheckpointError
 from ..run import CHECKPOINTS, Run
 from ..snapshot import State
@@ -14,7 +14,7 @@ def saved_state(run: Run, step: int, segment: int) -> State:
     Raises:
         CheckpointError: it is damaged, or not the state that telemetry recorded.
     """
-    state = snapshot.read(run.path / CHECKPOINTS, step, segment, run.manifest.run)
+    state = checkpoint_reader.read(run.path / CHECKPOINTS, step, segment, run.manifest.run)
     evidence = run.state_evidence(step, segment)
     lanes = {f"state.{lane}": value for lane, value in state.lanes(run.manifest.fingerprint).items()}
     unlike = [lane for lane, value in lanes.items() if evidence.get(lane, value) != value]

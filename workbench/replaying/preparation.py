@@ -1,0 +1,155 @@
+"""What a replay works on: environment compared, checkpoint read, experiment rebuilt and compared with the run's.
+
+Knows run folders and the core; performs no step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..capture import layers_of
+from ..checkpoints import checkpoint_reader
+from ..environment import differences, numeric_environment, on_device
+from ..errors import CheckpointError, EnvironmentMismatch, ExperimentError
+from ..experiment import Experiment, random_key, set_random_key
+from ..fingerprint import known_method
+from ..hyperparameters import describe_optimizer, other_parts
+from ..norms import method_here
+from ..ranks.attendance import other_wiring, refuse_ranks
+from ..ranks.rank_run import RankRun
+from ..rebuild import rebuild, software_differences
+from ..run import CHECKPOINTS, Plan, Run
+from ..snapshot import State
+from ..sources import changed, code_of
+from ..stored_batches import with_stored_batches
+from ..telemetry import ARRAYS, Edits
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leaves this thread's random state as it was: a training that goes on here must not notice."""
+    key = random_key()
+    try:
+        yield
+    finally:
+        set_random_key(key)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a replay works on.
+
+    Attributes:
+        start: the state that the plan's checkpoint holds.
+        method: of the run's fingerprints.
+        backend: the device that recorded.
+        here: the numeric environment.
+        unlike: in what it differs from the run's.
+        notices: what the user should know.
+    """
+
+    run: Run
+    plan: Plan
+    experiment: Experiment
+    start: State
+    method: str
+    backend: str
+    here: dict[str, Any]
+    unlike: list[str]
+    notices: list[str]
+
+    def evidence(self, step: int) -> dict[str, Any]:
+        """What the run logged at a step, without the norms if they were measured in another way than ours."""
+        run, segment = self.run, self.plan.segment
+        at_start = step == self.plan.checkpoint[0]
+        found = run.state_evidence(*self.plan.checkpoint) if at_start else run.evidence(step, segment)
+        alike = run.manifest.norms_of(run.manifest.lineage(segment, step)) == method_here()
+        return found if alike else {name: found[name] for name in found if name not in ARRAYS}
+
+    def edits(self, step: int) -> Edits | None:
+        """What the run's loop changed in the state before a step, and what its rollbacks made of learning rates."""
+        found, segments = self.run.edits(step, self.plan.segment), self.run.manifest.segments
+        if all(entry.rate_factor == 1 for entry in segments):
+            return found
+        factor = segments[self.run.manifest.lineage(self.plan.segment, step)].rate_factor
+        return msgspec.structs.replace(found or Edits(), rate_factor=factor)
+
+
+@contextmanager
+def prepared(
+    run: Run, plan: Plan, *, experiment: Experiment | None, factory: str | None, other_environment: bool
+) -> Iterator[Prepared]:
+    """On the device that recorded: environment compared, checkpoint read, experiment rebuilt and compared.
+
+    Raises:
+        EnvironmentMismatch: this machine differs from the run's and `other_environment` is not set.
+        CheckpointError, DataError, ExperimentError: the state or the experiment can't be had.
+    """
+    if not isinstance(run, RankRun):
+        refuse_ranks(run.manifest, run.path, "this (an autopsy, a what-if, a sweep, a resumption, a ladder of reruns)")
+    performed = {run.manifest.lineage(plan.segment, step) for step in range(plan.checkpoint[0] + 1, plan.steps[-1] + 1)}
+    recorded = [run.manifest.segments[segment].environment for segment in sorted(performed)]
+    method = known_method(run.manifest.fingerprint, run.path)
+    backend = recorded[-1].get("backend", "cpu")
+    with on_device(backend):
+        here = numeric_environment()
+        unlike = list(dict.fromkeys(phrase for one in recorded for phrase in differences(one, here)))
+        unlike += software_differences(run.manifest) if experiment is None else []
+        unlike += other_wiring(run.manifest)
+        if unlike and not other_environment:
+            raise EnvironmentMismatch(
+                f"this machine computes differently from the one that recorded {run.name}: {'; '.join(unlike)}. Replay "
+                "where it was recorded, or go on with --other-environment (other_environment=True): the result is then "
+                "informational only."
+            )
+        try:
+            start = stored_state(run, *plan.checkpoint)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}. Start from an earlier one: --checkpoint STEP (checkpoint=STEP)") from error
+        if experiment is None:
+            experiment = rebuild(run.manifest, run.path, factory)
+        experiment = with_stored_batches(run, experiment, plan.segment)
+        refuse_another(run, experiment)
+        code = changed(
+            (run.manifest.segments[segment].code for segment in sorted(performed)),
+            code_of(experiment, run.manifest.rebuild),
+        )
+        if code and not other_environment:
+            raise EnvironmentMismatch(
+                f"the code that performs the steps of {run.name} is not the one that recorded it: {'; '.join(code)} "
+                "(comments and docstrings do not count). Put back what it was, or go on with --other-environment "
+                "(other_environment=True): the result is then informational only."
+            )
+        unlike += code
+        notices = list(plan.notices)
+        between = range(plan.checkpoint[0] + 1, plan.steps[-1])
+        if missing := [step for step in between if run.line(step, plan.segment) is None]:
+            notices.append(f"not checked on the way, as the telemetry lacks their lines: steps {missing}")
+        if other := {run.manifest.norms_of(segment) for segment in performed} - {method_here()}:
+            notices.append(
+                f"the run's norms were added in another way ({', '.join(sorted(other))}): they are not compared"
+            )
+        yield Prepared(run, plan, experiment, start, method, backend, here, unlike, notices)
+
+
+def stored_state(run: Run, step: int, segment: int) -> State:
+    """The state that a checkpoint of the run holds. Raises CheckpointError: it is missing or damaged."""
+    return checkpoint_reader.read(run.path / CHECKPOINTS, step, segment, run.manifest.run)
+
+
+def refuse_another(run: Run, experiment: Experiment) -> None:
+    """Options and hyperparameters come from the run, never from defaults."""
+    have = msgspec.to_builtins(experiment.options) | {"optimizer": describe_optimizer(experiment.optimizer)}
+    want = run.manifest.options | {"optimizer": run.manifest.optimizer}
+    unlike = [f"{key} is {have.get(key)}, recorded {want.get(key)}" for key in want if have.get(key) != want.get(key)]
+    owned = layers_of(experiment.model)
+    if owned.keys() == run.manifest.owned.keys() and owned != run.manifest.owned:  # other layers: `Stepper` names them
+        unlike.append("the model's layers own other parameters than recorded")
+    unlike += other_parts(experiment, run.manifest)
+    if unlike:
+        raise ExperimentError(f"this is not the experiment that {run.name} recorded: {'; '.join(unlike)}")

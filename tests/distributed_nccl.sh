@@ -8,5 +8,5 @@ here=$(cd "$(dirname "$0")" && pwd)
 folder=${1:-$(mktemp -d)}
 mkdir -p "$folder"
 python=${PYTHON:-python3}
-exec "$python" "$here/distributed.py" "$folder" --backend "${BACKEND:-nccl}" --ranks "${RANKS:-2}" \
+exec "$python" "$here/data_parallel.py" "$folder" --backend "${BACKEND:-nccl}" --ranks "${RANKS:-2}" \
     --device "${RUNS_ON:-gpu}" ${PRESET:+--preset "$PRESET"} ${DTYPE:+--dtype "$DTYPE"} ${MODE:+--mode "$MODE"}

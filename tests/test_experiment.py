@@ -177,3 +177,15 @@ def test_members_of_a_multi_optimizer_are_initialised():
     optimizer = optim.MultiOptimizer(members, [lambda path, weight: weight.ndim == 2])
     ensure_initialised(optimizer, nn.Linear(2, 2))
     assert {"states.0.weight.v", "states.1.bias.m", "states.1.bias.v"} <= set(state_arrays(optimizer.state))
+
+
+def test_a_random_state_that_a_compiled_function_left_without_numbers_is_named():
+    def draws(x):
+        return x + mx.random.uniform()
+
+    mx.eval(mx.compile(draws, inputs=mx.random.state)(mx.ones(2)))  # it is no output
+    try:
+        with pytest.raises(ExperimentError, match="holds no numbers: a compiled function drew from mx.random"):
+            random_key()
+    finally:
+        mx.random.seed(0)

@@ -159,7 +159,7 @@ def test_loky(run, here):
 
 def test_dask(run, here):
     """In a process of its own: its cluster warns and logs as it likes. Left alone, it sets threads in its workers."""
-    pytest.importorskip("distributed")
+    pytest.importorskip("dask.distributed")
     code = f"""
 import dask, workbench as wb
 from distributed import Client, LocalCluster

@@ -4,6 +4,7 @@ there; and the widgets are ipywidgets' own, which JupyterLab, Voilà and VS Code
 
 import base64
 import re
+import shutil
 from html.parser import HTMLParser
 
 import ipywidgets
@@ -80,8 +81,8 @@ def test_what_only_a_script_would_show_does_not_count():
 
 
 @pytest.fixture
-def panel():
-    yield Panel(run=spiked())
+def panel(tmp_path):
+    yield Panel(run=shutil.copytree(spiked(), tmp_path / "spiked"))  # a trace is written into it
     ipywidgets.Widget.close_all()
 
 

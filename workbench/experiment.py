@@ -231,8 +231,18 @@ def random_state() -> mx.array:
 
 
 def random_key() -> tuple[int, int]:
-    """The two words of this thread's random state."""
-    high, low = np.asarray(random_state()).tolist()
+    """The two words of this thread's random state.
+
+    Raises:
+        ExperimentError: it holds no numbers.
+    """
+    try:
+        high, low = np.asarray(random_state()).tolist()
+    except RuntimeError as error:
+        raise ExperimentError(
+            "the random state of this thread holds no numbers: a compiled function drew from mx.random without "
+            "mx.random.state among its inputs and outputs. Name it there, and call mx.random.seed(n) before going on"
+        ) from error
     return high, low
 
 

@@ -1,4 +1,4 @@
-"""Data-parallel runs under MLX's launcher, measured: `python tests/distributed.py FOLDER --backend nccl --device gpu`.
+"""Data-parallel runs under MLX's launcher, measured: `tests/data_parallel.py FOLDER --backend nccl --device gpu`.
 
 Trains the built-in model on several ranks, compiled and eager, replays steps of it under the same launcher, kills a
 rank and resumes, and asks whether all_sum has the same bits on each rank and each time. Prints a JSON document;

@@ -137,6 +137,12 @@ def test_rows_run_and_say_which_peers_failed_or_are_missing(tmp_path):
     assert [one["verdict"] for one in document["table"] if one["contender"] == "torch"] == ["failed"]
 
 
+def test_the_rows_that_record_and_replay_run_here():
+    found = benchmark_suite("tiny", only=["checkpoint", "replay-live", "roll-forward"], rounds=2)
+    assert {one.row for one in found.rows} == {"checkpoint", "replay-live", "roll-forward"}
+    assert all(one.value > 0 for one in found.rows)
+
+
 def test_growth_is_measured_at_each_size_and_length(monkeypatch):
     monkeypatch.setattr("workbench.bench.scaling.BURST_SECONDS", 0.01)
     found = scaling(shapes=[(1, 64)], most_steps=100, rounds=2)

@@ -1,13 +1,12 @@
 """Norms and digests of many arrays on a CUDA device, in one read of their memory, without a copy to the host.
 
 Each block of a kernel reads its own share of one array and writes its own partial results, so no result depends on the
-order in which blocks run. Knows MLX's custom kernels and the element mix of `mixing`; nothing of steps or runs.
+order in which blocks run. Knows `cuda_kernel` and the element mix of `mixing`; nothing of steps or runs.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from .cuda_kernel import CudaKernel
 from .mixing import MULTIPLIERS, STEPS
 
 NORMS = "float32 partial sums, CUDA blocks of 65536 words"  # named in the manifest, as `host.NORMS`
@@ -69,9 +69,8 @@ def launch(arrays: Sequence[mx.array], *, digests: bool) -> Reading:
         if not digests:
             chosen = [mx.contiguous(array, allow_col_major=True) for array in chosen]
         spare = [chosen[0]] * (ARRAYS - len(chosen))
-        outputs: list[mx.array] = _kernel(group.dtype, digests)(
-            inputs=[*chosen, *spare, group.work],
-            template=[],
+        outputs = _kernel(group.dtype, digests)(
+            [*chosen, *spare, group.work],
             grid=(group.chunks * THREADS, 1, 1),
             threadgroup=(THREADS, 1, 1),
             output_shapes=[(group.chunks,), (group.chunks, 2)],
@@ -122,24 +121,14 @@ _VALUES = {  # the float32 values in a word
     mx.float32: ["__uint_as_float(word)"],
     mx.complex64: ["__uint_as_float(word)"],
     mx.bfloat16: ["__uint_as_float(word << 16)", "__uint_as_float(word & 0xffff0000u)"],
-    mx.float16: [f"__half2float(__ushort_as_half((unsigned short)(word >> {shift})))" for shift in (0, 16)],
+    mx.float16: [f"workbench_half_value((word >> {shift}) & 0xffffu)" for shift in (0, 16)],
 }
 
 
 @functools.cache
-def _kernel(dtype: mx.Dtype, digests: bool) -> Any:
-    source = _source(dtype, digests)
-    # MLX finds a compiled kernel by its name alone, in memory and on disk, so the name must change with the source.
-    name = f"workbench_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-    names = [*(f"x{number}" for number in range(ARRAYS)), "work"]
-    return mx.fast.cuda_kernel(
-        name=name,
-        input_names=names,
-        output_names=["squares", "mixed"],
-        source=source,
-        header="#include <cuda_fp16.h>\n",
-        ensure_row_contiguous=digests,
-    )
+def _kernel(dtype: mx.Dtype, digests: bool) -> CudaKernel:
+    inputs = [*(f"x{number}" for number in range(ARRAYS)), "work"]
+    return CudaKernel("reading", _source(dtype, digests), inputs, ["squares", "mixed"], ensure_row_contiguous=digests)
 
 
 def _source(dtype: mx.Dtype, digests: bool) -> str:
@@ -159,6 +148,8 @@ def _source(dtype: mx.Dtype, digests: bool) -> str:
 {cases}
   }}
   const long long start = mine[1], stop = mine[2], size = mine[3];
+  float* const sums = (float*)squares;
+  unsigned int* const words = (unsigned int*)mixed;
   float square = 0.0f;
   unsigned int lane0 = 0, lane1 = 0;
   auto take = [&](const unsigned int word, const unsigned int place) {{
@@ -204,8 +195,8 @@ def _source(dtype: mx.Dtype, digests: bool) -> str:
       lane0 += partial0[warp];
       lane1 += partial1[warp];
     }}
-    squares[blockIdx.x] = square;
-    mixed[2 * blockIdx.x] = lane0;
-    mixed[2 * blockIdx.x + 1] = lane1;
+    sums[blockIdx.x] = square;
+    words[2 * blockIdx.x] = lane0;
+    words[2 * blockIdx.x + 1] = lane1;
   }}
 """

@@ -1,32 +1,32 @@
 """The softmax in the middle of attention's backward pass, as one CUDA kernel: a warp a row, in a fixed order.
 
 In MLX's own operations this part reads and writes seven float32 arrays as large as the logits; here it reads two, and
-under a causal mask only their lower half. Knows MLX's custom kernels; nothing of modules.
+under a causal mask only their lower half. Knows `cuda_kernel`; nothing of modules.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-from typing import Any
 
 import mlx.core as mx
+
+from .cuda_kernel import TYPES, CudaKernel
 
 _THREADS = 256
 
 _SOURCE = """
-  const int length = sizes[0], span = sizes[1], rows = sizes[2];
-  const float scale = scales[0], after = scales[1];
+  const int length = ((const int*)sizes)[0], span = ((const int*)sizes)[1], rows = ((const int*)sizes)[2];
+  const float scale = ((const float*)scales)[0], after = ((const float*)scales)[1];
   const long long row = ((long long)blockIdx.x * blockDim.x + threadIdx.x) >> 5;
   const int lane = threadIdx.x & 31;
   if (row >= rows) return;
   const int stop = CAUSAL ? span - length + (int)(row % length) + 1 : span;
-  const float* x = logits + row * span;
-  const float* y = towards + row * span;
-  T* p = weights + row * span;
-  T* s = steep + row * span;
+  const float* x = (const float*)logits + row * span;
+  const float* y = (const float*)towards + row * span;
+  T* p = (T*)weights + row * span;
+  T* s = (T*)steep + row * span;
 
-  float top = -INFINITY;
+  float top = __int_as_float(0xff800000);  // minus infinity
   for (int j = lane; j < stop; j += 32) top = fmaxf(top, x[j] * scale);
   for (int o = 16; o; o >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
 
@@ -34,7 +34,7 @@ _SOURCE = """
   for (int j = lane; j < stop; j += 32) total += expf(x[j] * scale - top);
   for (int o = 16; o; o >>= 1) total += __shfl_xor_sync(0xffffffffu, total, o);
 
-  const float mean = inner[row];
+  const float mean = ((const float*)inner)[row];
   for (int j = lane; j < stop; j += 32) {
     const float probability = expf(x[j] * scale - top) / total;
     p[j] = T(probability);
@@ -68,9 +68,8 @@ def softmax_gradient(
     """
     span = logits.shape[-1]
     rows = logits.size // span
-    found: list[mx.array] = _kernel()(
-        inputs=[logits, towards, inner, mx.array([length, span, rows], mx.int32), mx.array([scale, after])],
-        template=[("T", dtype), ("CAUSAL", causal)],
+    found = _kernel(dtype, causal)(
+        [logits, towards, inner, mx.array([length, span, rows], mx.int32), mx.array([scale, after])],
         grid=(-(-rows * 32 // _THREADS) * _THREADS, 1, 1),
         threadgroup=(_THREADS, 1, 1),
         output_shapes=[logits.shape, logits.shape],
@@ -80,11 +79,7 @@ def softmax_gradient(
 
 
 @functools.cache
-def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
-        # MLX finds a compiled kernel by its name alone, in memory and on disk: the name must change with the source.
-        name=f"workbench_softmax_{hashlib.sha256(_SOURCE.encode()).hexdigest()[:16]}",
-        input_names=["logits", "towards", "inner", "sizes", "scales"],
-        output_names=["weights", "steep"],
-        source=_SOURCE,
-    )
+def _kernel(dtype: mx.Dtype, causal: bool) -> CudaKernel:
+    constants = f"\n  using T = {TYPES[dtype]};\n  constexpr bool CAUSAL = {str(causal).lower()};"
+    inputs = ["logits", "towards", "inner", "sizes", "scales"]
+    return CudaKernel("softmax", constants + _SOURCE, inputs, ["weights", "steep"])

@@ -115,9 +115,9 @@ def _watched(recorder: Recorder, stack: contextlib.ExitStack) -> tuple[list[floa
     put, write = checkpointer.put, checkpointer.write
     began = [0.0]
 
-    def timed_capture() -> Any:
+    def timed_capture(*arguments: Any) -> Any:
         began[0] = time.perf_counter()
-        return captured()
+        return captured(*arguments)
 
     def timed_put(*arguments: Any) -> None:
         put(*arguments)

@@ -14,6 +14,7 @@ from workbench.trainer.model import (
     PRESETS,
     ModelConfig,
     Transformer,
+    _normal,
     build_model,
     depth_config,
     generate,
@@ -178,6 +179,16 @@ def test_initial_weights_are_the_same_bits_on_every_machine():
     model = bits(build_model(ModelConfig(**SMALL), 2**64 - 1))
     digest = hashlib.sha256(b"".join(weights for _, weights in sorted(model.items()))).hexdigest()
     assert digest == "8882e3d211e6a38037e0d2e644cca02ff96329627e9a50b302e57b92740214f0"
+
+
+def test_initial_draws_are_centred_sums_of_twelve_integers():
+    """In a tensor of more than one stretch, against plain arithmetic on the same stream."""
+    shape, std = (300, 231), 0.02
+    key = int.from_bytes(hashlib.sha256(b"some.path").digest()[:8], "big") << 64 | 7
+    words = np.random.Philox(key=key).random_raw(3 * 300 * 231).reshape(3, -1)
+    sums = sum((words >> np.uint64(shift)) % np.uint64(65536) for shift in (0, 16, 32, 48)).sum(0)
+    expected = (sums.astype(np.float64) - 6 * 65535) * (std / math.sqrt(2**32 - 1))
+    assert _normal(7, "some.path", shape, std).tobytes() == expected.astype(np.float32).tobytes()
 
 
 def test_initial_distribution():

@@ -113,6 +113,17 @@ class Problem:
         return path
 
 
+def of_preset(preset: str, corpus: Path | None) -> tuple[TrainConfig, list[Path]]:
+    """A training as `workbench train --preset` would start it, without end.
+
+    Args:
+        corpus: None: the plays that come with the workbench.
+    """
+    given = {"corpus": corpus or shared("data") / "shakespeare.txt", "steps": 10**6, "no_record": True}
+    job = training.fresh(given | {"preset": preset})
+    return job.config, list(job.files)
+
+
 def plain_step(experiment: Experiment) -> Callable[[], None]:
     """Performs the next step of an experiment, measuring nothing."""
     stepper = Stepper(experiment)

@@ -24,17 +24,9 @@ def bench_checkpoint(preset: str, corpus: Path | None, rounds: int, every: int, 
     from rich.table import Table
 
     from ..bench.checkpoint_cost import checkpoint_cost
-    from ..share import shared
-    from ..trainer import training
+    from ..bench.problem import of_preset
 
-    given = {
-        "corpus": corpus or shared("data") / "shakespeare.txt",
-        "steps": 10**6,
-        "no_record": True,
-        "preset": preset,
-    }
-    job = training.fresh(given)
-    cost = checkpoint_cost(job.config, list(job.files), rounds=rounds, every=every)
+    cost = checkpoint_cost(*of_preset(preset, corpus), rounds=rounds, every=every)
     if as_json:
         print_json(cost)
         return

@@ -20,18 +20,10 @@ def bench_record(preset: str, corpus: Path | None, rounds: int, burst: int, as_j
     """Recording beside the bare compiled step, in turns; ratios of medians."""
     from rich.table import Table
 
+    from ..bench.problem import of_preset
     from ..bench.recording_cost import recording_cost
-    from ..share import shared
-    from ..trainer import training
 
-    given = {
-        "corpus": corpus or shared("data") / "shakespeare.txt",
-        "steps": 10**6,
-        "no_record": True,
-        "preset": preset,
-    }
-    job = training.fresh(given)
-    cost = recording_cost(job.config, list(job.files), rounds=rounds, burst=burst)
+    cost = recording_cost(*of_preset(preset, corpus), rounds=rounds, burst=burst)
     if as_json:
         print_json(cost)
         return

@@ -111,8 +111,7 @@ class RecordedRun:
         telemetry = self.telemetry
         if self._spikes is not None and self._spikes[0] is telemetry:
             return self._spikes[1].copy()
-        given = self.manifest.spikes
-        settings = SpikeSettings() if given is None else SpikeSettings(**given)
+        settings = self._settings
         frame = self.steps
         found = []
         for entry in self.manifest.segments:
@@ -123,13 +122,18 @@ class RecordedRun:
         self._spikes = (telemetry, pd.concat(found, ignore_index=True))
         return self._spikes[1].copy()
 
+    @property
+    def _settings(self) -> SpikeSettings:
+        """Those that the run was recorded with."""
+        given = self.manifest.spikes
+        return SpikeSettings() if given is None else SpikeSettings(**given)
+
     def unjudged(self) -> str:
         """A sentence on the steps at the start that no rule of `spikes` could judge, but `non_finite`; "" if there are
         none. A rule needs a full window of finite losses before a step (see `spikes.SpikeDetector`)."""
         frame = self.steps
         own = frame[frame["segment"] == self.manifest.segments[0].segment]
-        given = self.manifest.spikes
-        window = (SpikeSettings() if given is None else SpikeSettings(**given)).window
+        window = self._settings.window
         if own.empty:
             return ""
         losses = own["loss"].to_numpy(dtype=float, na_value=np.nan) if "loss" in own else np.full(len(own), np.nan)

@@ -33,7 +33,7 @@ import numpy as np
 from disk import Disk, Faults, power_loss
 from helpers import config
 
-from workbench import deduplication, record
+from workbench import deduplication, digests, files, record
 from workbench.checkpoints import checkpoint_reader, checkpoint_writer
 from workbench.errors import CheckpointError, RunError, TelemetryError, WorkbenchError
 from workbench.manifest import DataFile
@@ -87,6 +87,7 @@ def recorder(path, resume, **settings):
     mx.set_default_device(mx.cpu)
     mx.random.seed(3)
     deduplication.LEAST = 1
+    files.LARGE = digests.LONG = 1 if resume else 1 << 20  # threads flush and hash, as they do large files
     model = Net()
     settings = {"save_every": SAVE_EVERY, "keep_last": KEEP_LAST, "spikes": SpikeSettings(window=5)} | settings
     loss = lambda model, x, y: nn.losses.mse_loss(model(x), y)  # noqa: E731

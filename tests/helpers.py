@@ -13,9 +13,12 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten
 
+from workbench import manifest as manifests
 from workbench import snapshot
 from workbench.experiment import Experiment, StepOptions, as_batch, read_cursor
+from workbench.files import canonical_json
 from workbench.host import raw_views
+from workbench.lines.seal import Chain
 from workbench.manifest import DataFile
 from workbench.observe import observe
 from workbench.step import Stepper
@@ -175,22 +178,50 @@ def tree(folder):
 
 
 def edit_json(path, change):
-    """Rewrites a JSON file after `change(value)`; without its seal, if it has one."""
+    """Rewrites a JSON file after `change(value)`, and its digests, as someone would who edits it on purpose."""
     value = json.loads(path.read_text())
-    if isinstance(value, dict):
-        value.pop("seal", None)
     change(value)
+    if isinstance(value, dict) and value.get("seal"):
+        value["seal"] = hashlib.sha256(canonical_json(value | {"seal": None})).hexdigest()
     path.write_text(json.dumps(value))
+    if path.name == "run.json":
+        reseal(path.parent)
 
 
 def edit_line(run, step, change, kind="step"):
-    """Rewrites one line of a run's telemetry after `change(line)`."""
+    """Rewrites one line of a run's telemetry after `change(line)`, and the digests of the lines."""
     path = run / "telemetry.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
         if line["type"] == kind and line["step"] == step:
             change(line)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    reseal(run)
+
+
+def reseal(run):
+    """Makes the digests of a run's lines and manifest agree again; nothing where it has none, or can't be read."""
+    try:
+        manifest = json.loads((run / "run.json").read_text())
+        lines = [json.loads(line) for line in (run / "telemetry.jsonl").read_text().splitlines()]
+        sealed = isinstance(manifest["segments"], list) and manifest["sealed"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if not sealed:
+        return
+    chain, found = Chain(), []
+    for line in lines:
+        line.pop("seal", None)
+        if "manifest" in line:
+            line["manifest"] = manifests.digest((run / "run.json").read_bytes())
+        found.append(chain.sealed(json.dumps(line).encode()))
+    (run / "telemetry.jsonl").write_bytes(b"".join(line + b"\n" for line in found))
+    manifest.pop("end", None)
+    if lines[-1]["type"] == "done":
+        there = [path.stem.split(".s") for path in (run / "checkpoints").glob("????????*.json")]
+        there = [(int(step), int(*segment or [0])) for step, *segment in there]
+        manifest["end"] = {"step": lines[-1]["step"], "seal": chain.last.decode(), "checkpoints": sorted(there)}
+    (run / "run.json").write_text(json.dumps(manifest))
 
 
 def flip_in_safetensors(path, choose, bit=0):

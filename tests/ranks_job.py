@@ -138,6 +138,17 @@ def struck_run(folder):
             recorder.step(batch)
 
 
+def pruned_run(folder):
+    """All ranks set some weights to zero after step 3."""
+    model, optimizer, step = parts()
+    given = {"factory": "ranks_job:build", "save_every": 0}
+    with wb.Recorder(folder, model, optimizer, loss_fn, Waves(world().rank), step_fn=step, **given) as recorder:
+        for batch in recorder.batches(5):
+            recorder.step(batch)
+            if recorder.step_number == 3:
+                model.layers[3].weight[0, :4] = 0.0
+
+
 def handed_over(folder):
     model, optimizer, _ = parts()
     with wb.Recorder(folder, model, optimizer, loss_fn, factory="ranks_job:plain", save_every=0) as recorder:
@@ -174,6 +185,8 @@ def everything(folder, corpus):
     found["unseeded"] = refused(lambda: unequal_run(folder / "unseeded", seed=21 + here.rank))
     found["elsewhere"] = refused(lambda: unequal_run(folder / f"of-rank-{here.rank}"))
     found["struck"] = refused(lambda: struck_run(folder / "struck"))
+    pruned_run(folder / "pruned")
+    found["pruned"] = traced(wb.open_run(folder / "pruned").replay(5, factory="ranks_job:build"))
     found["rollback"] = refused(lambda: record(folder / "rollback", auto_rollback="on"))
     found["autopsy"] = refused(lambda: run.autopsy(SPIKE, factory="ranks_job:build"))
     trained = wb.train_run(folder / "trained", corpus, 6, ctx=16, batch=4, depth=1, dropout=0.1, device="cpu")
@@ -187,6 +200,8 @@ def main(what, folder, corpus=None):
         found = everything(folder, corpus)
     elif what == "killed":
         found = record(folder / "killed", dies_before=SAVE_EVERY * 2 + 2)
+    elif what == "short":
+        found = record(folder / "short", steps=SAVE_EVERY + 2)
     (folder / f"{what}.{world().rank}.json").write_text(json.dumps(found))
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import helpers
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
@@ -151,12 +152,8 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 def edit_json(path: Path, change: Any) -> None:
-    """Passes the parsed file to `change`, which alters it in place, and writes it back; without its seal, if any."""
-    document = json.loads(path.read_text())
-    if isinstance(document, dict):
-        document.pop("seal", None)
-    change(document)
-    path.write_text(json.dumps(document))
+    """Passes the parsed file to `change`, which alters it in place, and writes it back, with digests that agree."""
+    helpers.edit_json(path, change)
 
 
 def edit_line(run: Path, step: int, **fields: Any) -> None:
@@ -167,6 +164,7 @@ def edit_line(run: Path, step: int, **fields: Any) -> None:
     line = json.loads(content[index]) | fields
     content[index] = json.dumps({key: value for key, value in line.items() if value is not ...})
     path.write_text("\n".join(content) + "\n")
+    helpers.reseal(run)
 
 
 # ------------------------------------------------------------------------------------------------ a loop of one's own

@@ -139,7 +139,7 @@ def test_rows_run_and_say_which_peers_failed_or_are_missing(tmp_path):
 
 def test_the_rows_that_record_and_replay_run_here():
     found = benchmark_suite("tiny", only=["checkpoint", "replay-live", "roll-forward"], rounds=2)
-    assert {one.row for one in found.rows} == {"checkpoint", "replay-live", "roll-forward"}
+    assert {one.row for one in found.rows} == {"checkpoint", "replay-live", "roll-forward", "probe"}
     assert all(one.value > 0 for one in found.rows)
 
 

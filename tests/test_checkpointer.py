@@ -161,7 +161,7 @@ def test_one_that_is_asked_for_is_on_the_disk_when_the_call_returns(tmp_path, mo
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch, pytest.warns(UserWarning, match="checkpoint 2 was not saved .*No space"):
-            patch.setattr("workbench.checkpoints.checkpoint_writer.write_flushed", full)
+            patch.setattr("workbench.checkpoints.checkpoint_writer.write_together", full)
             assert recording.checkpoint() is False
         assert recording.checkpoint() is True
     with pytest.raises(RunError, match="after its end"):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
+from scans import outcome
 
 from workbench.bench.telemetry_load import telemetry_load
 from workbench.bits import array_bits, bits_float, float_bits
@@ -21,26 +22,6 @@ from workbench.lines.table import MISSING, NON_FINITE, NULL, NUMBER
 from workbench.telemetry import read
 
 DOUBLES = ("lr", "ma", "step_per_s", "t", "elapsed_s", "peak_rss_mb")
-
-
-def whole(path, reader):
-    with open(path, "rb") as file:
-        return reader(path).read(file)
-
-
-def outcome(path, reader):
-    """Everything that a reader says of a file: an error, or notices, other lines, and each column's bits."""
-    try:
-        found = whole(path, reader)
-    except TelemetryError as error:
-        return str(error)
-    steps, validations = (
-        {name: (table.column(name).dtype, table.column(name).tobytes()) for name in table.names} | {"rows": table.rows}
-        for table in (found.steps, found.validations)
-    )
-    codes = found.steps.column("spike_rule")
-    steps["spike_rule"] = None if codes is None else [([*found.rules, None])[code] for code in codes]
-    return found.notices, found.others, steps, validations, found.steps.ragged, found.consumed, found.number
 
 
 NUMBERS = [0.1, -0.0, 0.0, 2.5, 1e-45, 3.4028234663852886e38, 3.4028235677973366e38, 1e300, -1e300, 5, -7, 0, 2**53 + 1]
@@ -371,6 +352,26 @@ def test_arrays_of_any_width_keep_their_places(width, rows):
                 numbers.flat_numbers([text.encode() for text in other])
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"adam_m_norms": 1.5},
+        {"adam_m_norms": ["a"]},
+        {"adam_m_norms_bits": ["0x12"]},
+        {"before": 5},
+        {"ranks": 5},
+        {"ranks": [5]},
+    ],
+)
+@pytest.mark.parametrize("kind", ["step", "val", "meta"])
+def test_a_wrong_type_in_what_is_read_later_is_an_error_of_any_line(tmp_path, kind, fields):
+    path = tmp_path / "telemetry.jsonl"
+    odd = {"type": kind, "step": 3, "val_loss": 1.5} | fields
+    path.write_text("\n".join([regular(1), regular(2), json.dumps(odd), regular(4)]) + "\n")
+    found = outcome(path, Scan)
+    assert found == outcome(path, Scan.strictly) and "line 3" in found
+
+
 def test_columns_are_read_only(tmp_path):
     path = tmp_path / "telemetry.jsonl"
     path.write_text(regular(1))
@@ -437,6 +438,8 @@ def test_a_step_beyond_64_bits_is_an_error_with_the_number(tmp_path):
 
 
 def test_the_bench_measures_each_way():
+    own = np.ones(20_000_000)  # this process's own peak, 160 MB, is none of theirs
     found = telemetry_load(lines=300, repeats=1, strict=True)
+    assert own.size and (found.set_index("way")["peak_mb"][["first time", "strict reader"]] > 0).all()
     assert found["way"].tolist() == ["bytes", "first time", "with cache", "strict reader"]
     assert (found["seconds"] > 0).all()

@@ -65,7 +65,7 @@ def test_the_scale_is_the_asked_one(scale, spike, expected):
 
 
 def test_spikes_stand_on_their_curve_and_a_departure_where_it_begins():
-    found = marks((0, 45, 50, "robust_z", "loss", 9.0), (0, 60, 60, "grad_norm_median", "grad_norm", 4.0))
+    found = marks((0, 45, 50, "loss_z", "loss", 9.0), (0, 60, 60, "grad_norm_median", "grad_norm", 4.0))
     figure = overlay([drawn(place=1, marks=found)], ALL, 1, 100)
     upper, middle = (line(axes, "one, spike") for axes in figure.axes[:2])
     assert (upper.get_xdata().tolist(), upper.get_ydata().tolist()) == ([50], [9.0])

@@ -97,7 +97,7 @@ def test_a_chosen_step_stands_in_the_table(pair):
 def test_spikes_are_those_that_were_asked_for(pair):
     dashboard = Dashboard(pair)
     assert dashboard.marked.value == "all", "a log names none"
-    assert dashboard.spikes()["rule"].tolist() == ["robust_z"] and dashboard.spikes()["step"].tolist() == [80]
+    assert dashboard.spikes()["rule"].tolist() == ["loss_z"] and dashboard.spikes()["step"].tolist() == [80]
     dashboard.marked.value = "recorded"
     assert "other.csv names no spikes; choose a rule" in dashboard.status.value
     assert set(dashboard.spikes()["run"]) <= {"run"}
@@ -180,7 +180,7 @@ def test_a_folder_names_and_added_runs(tmp_path, pair):
     dashboard.add(pair[0])
     dashboard.add(wb.open_run(pair[1]), "log")
     assert dashboard.names == ["run", "run (2)", "log"] and dashboard.table["run"].tolist() == dashboard.names
-    assert dashboard.compare(["robust_z"]).frame["step"].tolist() == [80]
+    assert dashboard.compare(["loss_z"]).frame["step"].tolist() == [80]
 
 
 def test_mistakes_are_shown_and_go_away(pair):

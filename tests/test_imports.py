@@ -32,13 +32,14 @@ LIGHT = (
     "onset_view",
     *("messages", "child"),
     *("untrusted", "printed", "interpreter", "read_ahead", "kernel_cache", "fresh_replay"),
+    *("short_lived", "warm_heap"),
     *("casebook", "outcome", "baselines", "scores", "spikebench", "spikebench_report"),
     *("suite_table", "peer", "growth", "scaling_figure"),
-    *("line", "strict", "further", "quick", "scan", "column_cache"),
+    *("line", "strict", "further", "quick", "form", "alike", "scan", "seal", "column_cache"),
     *("logged_run", "recognise", "state_file", "loose_checkpoint"),
     *("layout", "listing", "plan", "recorded_run"),
-    *("completeness", "first_sign", "spike_marks", "stretches"),
-    *("checkpoint_sizes", "tensor_places"),
+    *("completeness", "first_sign", "seals", "spike_marks", "stretches"),
+    *("checkpoint_sizes", "tensor_places", "digests", "hashed_file", "reserving"),
     *("own_line", "rank_run", "rank_setup", "rank_parts", "rank_trace", "carrier", "signs"),
 )
 CORE = (
@@ -59,13 +60,15 @@ CORE = (
     "difference",
     "tensors",
     "ways",
-    *("measure", "second_moment", "attention", "watch", "nonfinite"),
+    *("measure", "second_moment", "attention", "watch", "nonfinite", "streamed"),
     "state_edits",
     *("counterfactual", "damage"),
-    *("extras", "own_step", "trees", "frozen", "plain_batches", "reachable", "redrawing", "selfcheck"),
+    *("extras", "own_step", "trees", "frozen", "plain_batches", "reachable", "redrawing", "selfcheck", "ignored"),
     *("object_graph", "contents", "deep_snapshot", "standins", "outside_state", "objections"),
+    *("bare_objects", "buffers", "code_names", "watched_numbers", "report_branches", "files_read"),
     *("tensor_file", "readings", "numbered_batch", "rate_scale", "blackbox", "recovery", "saving"),
     *("tensor_places", "deduplication", "commit", "checkpoint_reader", "checkpoint_writer"),
+    *("digests", "hashed_file", "reserving"),
     *("world", "rank_parts"),
 )
 ABOVE = {"model", "data", "train", "training", "faults", "cli", "demo", "lab", "run", "record", "session", "manifest"}
@@ -74,11 +77,12 @@ ABOVE |= {"casebook", "outcome", "trial", "baselines", "scores", "spikebench", "
 ABOVE |= {"checkpointer", "journal", "locking"}
 ABOVE |= {"run_writer", "run_manifest", "logbook", "saves", "saved_state", "continuation", "rollback", "telemetry_copy"}
 ABOVE |= {"layout", "listing", "plan", "recorded_run", "completeness", "first_sign", "spike_marks", "stretches"}
+ABOVE |= {"seals", "rank_checks", "checkpoint_checks"}
 ABOVE |= {"checkpoint_sizes", "many"}
 ABOVE |= {"verification", "verifying", "proving", "batch_files", "own_batches", "example_lines", "printed"} | COMMANDS
 ABOVE |= {"crew", "rank_writer", "rank_run", "attendance", "launching", "joined", "carrier", "shard"}
 ABOVE |= {"alterations", "recipe", "planting", "planters", "saboteur", "seams", "forks", "forking"}
-ABOVE |= {"preparation", "second_process", "trace_assembly"}
+ABOVE |= {"preparation", "second_process", "trace_assembly", "suspicion", "by_hand"}
 SCREEN = {"ipywidgets", "matplotlib", "IPython", "rich", "click"}
 
 
@@ -233,11 +237,11 @@ def test_what_stands_beside_the_core_knows_it_not(module):
         *("verdict", "alarm", "suspects"),
         *("casebook", "outcome", "baselines", "scores", "spikebench", "spikebench_report"),
         *("suite_table", "peer", "growth", "scaling_figure"),
-        *("line", "strict", "further", "quick", "scan", "column_cache"),
+        *("line", "strict", "further", "quick", "form", "alike", "scan", "seal", "column_cache"),
         *("recognise", "entries", "state_file", "loose_checkpoint"),
         *("layout", "listing", "plan", "recorded_run"),
-        *("completeness", "first_sign", "spike_marks", "stretches"),
-        *("checkpoint_sizes", "tensor_places"),
+        *("completeness", "first_sign", "seals", "spike_marks", "stretches"),
+        *("checkpoint_sizes", "tensor_places", "digests", "hashed_file", "reserving"),
         *("own_line", "rank_setup", "rank_parts", "rank_trace", "carrier", "signs"),
     ],
 )

@@ -254,9 +254,9 @@ def test_where_watching_moves_bits_the_pass_is_made_once_more_without(fails, mon
     stepper, before, _, batch, result = performed(one)
     tried, real = [], probe
 
-    def sometimes(*arguments, compiled, watched=True):
+    def sometimes(*arguments, compiled, watched=True, **options):
         tried.append((compiled, watched))
-        found = real(*arguments, compiled=compiled, watched=watched)
+        found = real(*arguments, compiled=compiled, watched=watched, **options)
         certified = {"compiled": not watched, "eager": compiled, "all": False}[fails]
         return dataclasses.replace(found, certified=certified, certified_forward=certified if watched else None)
 

@@ -419,7 +419,7 @@ def test_a_refusal_leaves_everything_at_its_start(tmp_path):
     def habit(norm):
         seen["all"].append(norm)
         seen["count"] += 1
-        return 0.5
+        return 0.5 if seen["count"] < 100 else 0.25
 
     with pytest.raises(ExperimentError, match="seen.count"):
         recorded(tmp_path / "run", lambda: habit)

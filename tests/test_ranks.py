@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import helpers
 import mlx.core as mx
 import msgspec
 import numpy as np
@@ -165,6 +166,13 @@ def test_a_flipped_bit_of_one_ranks_weights_is_found_at_the_next_step(together):
     assert run.last_step == 4 and run.line(4, 0).ranks[1]["state"].keys() >= {"weights"}
 
 
+def test_what_all_ranks_change_between_two_steps_is_gone_on_from(together):
+    folder, found = together
+    assert all(one["pruned"]["exact"] for one in found)
+    run = wb.open_run(folder / "pruned")
+    assert [entry.start for entry in run.manifest.segments] == [0, 3] and run.seam(1) == ["weights"]
+
+
 def test_what_is_not_made_for_several_ranks_says_so(together):
     folder, found = together
     for one in found:
@@ -262,6 +270,29 @@ def test_a_line_that_does_not_agree_with_its_ranks_is_seen(together, tmp_path, e
     found = wb.open_run(path).verify().frame
     (bad,) = found[(found["kind"] == "telemetry") & (found["what"] == "ranks")].to_dict("records")
     assert bad["verdict"] == "mismatch" and "step 5" in bad["detail"] and said in bad["detail"]
+
+
+def test_what_was_dropped_from_the_entry_of_a_rank_is_seen(together, tmp_path):
+    path = shutil.copytree(together[0] / "own", tmp_path / "edited")
+    lines = (path / "telemetry.jsonl").read_bytes()
+    for step in (5, SAVE_EVERY):
+        helpers.edit_line(path, step, lambda line: line["ranks"][1].pop("batch_hash"))
+    helpers.edit_line(path, SAVE_EVERY, lambda line: line["ranks"][1].pop("state"))
+    found = {
+        f"{one.kind} {one.what}": one.detail for one in wb.open_run(path).verify().checks if one.verdict != "exact"
+    }
+    assert (
+        found["checkpoint 00000004"] == "rng of rank 1 differs from what it logged" and "telemetry rank 1" not in found
+    )
+    runs.edit_json(path / "run.json", lambda document: document.pop("sealed"))  # as before there were seals
+    found = [one.detail for one in wb.open_run(path).verify().checks if one.what == "rank 1"]
+    assert len(found) == 2 and "batch_hash is missing from the line of steps 4, 5, and others have it" in found[0]
+    dropped = json.loads(lines.splitlines()[5])
+    del dropped["ranks"][1]["batch_hash"]
+    (path / "telemetry.jsonl").write_bytes(lines.replace(lines.splitlines()[5], json.dumps(dropped).encode()))
+    shutil.copy(together[0] / "own" / "run.json", path / "run.json")
+    found = [one for one in wb.open_run(path).verify().checks if one.verdict == "mismatch"]
+    assert [one.what for one in found] == ["seals"] and "line 6 (step 5) does not end with its seal" in found[0].detail
 
 
 def test_an_edited_mean_loss_is_no_exact_replay(together, tmp_path):

@@ -33,7 +33,7 @@ def test_the_same_spike_in_both_seeds_is_noticed(tmp_path):
     assert found.pairs == 1 and found.expected == pytest.approx(2 * 2 * 5 / 400)
     assert found.sentence == (
         "In one.csv and two.csv rules fired at 3 steps in all; the same spike is seen in more than one run: "
-        "steps 150 and 151 in one.csv and two.csv (robust_z, six_sigma). 1 pair of runs shared one, where chance alone "
+        "steps 150 and 151 in one.csv and two.csv (loss_z, six_sigma). 1 pair of runs shared one, where chance alone "
         "would have given 0.05."
     )
     assert found.sentence in found._repr_html_() and repr(found).endswith("events=3, shared=1)")
@@ -50,7 +50,7 @@ def test_near_decides_what_is_the_same(tmp_path):
 
 def test_a_run_is_counted_once_an_event_and_three_make_three_pairs(tmp_path):
     paths = [log(tmp_path, f"{name}.csv", [200], seed=name) for name in (1, 2, 3)]
-    found = wb.compare_spikes(paths, rules=["robust_z"])
+    found = wb.compare_spikes(paths, rules=["loss_z"])
     assert found.frame[["step", "runs"]].to_numpy().tolist() == [[200, 3]] and found.pairs == 3
 
 
@@ -75,7 +75,7 @@ def test_means_over_steps_widen_what_counts_as_the_same(tmp_path):
     lines = [f"Iter {10 * place}: Train loss {loss:.3f}, {rate}" for place, loss in enumerate(losses, 1)]
     printed.write_text("\n".join(lines) + "\n")
     short = wb.DetectionSettings(window=20)
-    found = wb.compare_spikes([printed, log(tmp_path, "steps.csv", [355])], ["robust_z"], short)
+    found = wb.compare_spikes([printed, log(tmp_path, "steps.csv", [355])], ["loss_z"], short)
     assert found.near == 9 and found.shared["step"].tolist() == [355]
     assert "train.log logs means over up to 10 steps, so steps at most 9 apart count as the same." in found.notices
 
@@ -115,13 +115,13 @@ def test_the_command_says_as_what_it_read_a_log_and_takes_the_names_from_the_use
     path = tmp_path / "metrics.jsonl"
     rows = [{"global_step": n, "loss": 2.0, "train/ce": 2.0 + n % 3 / 100 + 9 * (n == 90)} for n in range(1, 121)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = runs.here("spikes", path, "--rule", "robust_z")
+    said = runs.here("spikes", path, "--rule", "loss_z")
     assert said.out.startswith("no spikes. ")
     assert f"{path}: Recognised as JSON lines: step = 'global_step', loss = 'loss'" in said.err
     named = ("--format", "jsonl", "--columns", "loss=train/ce,step=global_step")
-    said = runs.here("spikes", path, "--rule", "robust_z", *named)
+    said = runs.here("spikes", path, "--rule", "loss_z", *named)
     assert said.out.startswith("step 90 ") and "Read as JSON lines: step = 'global_step', loss = 'train/ce'" in said.err
-    assert runs.strict(runs.here("spikes", path, "--rule", "robust_z", *named, "--json").out)[0]["step"] == 90
+    assert runs.strict(runs.here("spikes", path, "--rule", "loss_z", *named, "--json").out)[0]["step"] == 90
     assert "step 90 in" in runs.here("spikes", path, path, *named).out
     assert runs.here("spikes", path, "--columns", "loss").code == 2
     assert "has no 'ce'" in runs.here("spikes", path, "--columns", "loss=ce").sentence
@@ -132,10 +132,10 @@ def test_the_command_says_as_what_it_read_a_log_and_takes_the_names_from_the_use
 
 def test_the_command_asks_other_rules_of_one_run(tmp_path):
     path = log(tmp_path, "one.csv", [150])
-    said = runs.here("spikes", path, "--rule", "robust_z")
-    assert said.code == 0 and said.out.startswith("step 150 (segment 0), robust_z: loss 6 is ")
-    (row,) = runs.strict(runs.here("spikes", path, "--rule", "robust_z", "--json").out)
-    assert (row["step"], row["rule"], row["onset"]) == (150, "robust_z", 150)
+    said = runs.here("spikes", path, "--rule", "loss_z")
+    assert said.code == 0 and said.out.startswith("step 150 (segment 0), loss_z: loss 6 is ")
+    (row,) = runs.strict(runs.here("spikes", path, "--rule", "loss_z", "--json").out)
+    assert (row["step"], row["rule"], row["onset"]) == (150, "loss_z", 150)
     assert runs.here("spikes", path, "--rule", "drift").out.startswith("no spikes. The first steps were not judged")
     assert "'odd' is no list of rules" in runs.here("spikes", path, "--rule", "odd").sentence
     assert "--near goes with several runs" in runs.here("spikes", path, "--near", "1").sentence

@@ -49,16 +49,48 @@ def test_every_column_shows_its_extremes():
     assert (np.diff(x) >= 0).all()
 
 
-def test_the_picture_is_that_of_the_whole_curve():
-    steps, values = long(20_000)
+def noise(count):
+    return 2 + np.random.default_rng(0).standard_normal(count)
+
+
+def steep(count):
+    """Neighbouring columns of pixels share no value."""
+    return 4 + 7 * np.sin(np.linspace(0, 40, count))
+
+
+def walk(count):
+    return np.clip(np.cumsum(noise(count) - 2) / 20, -3.5, 11)
+
+
+def stairs(count):
+    return np.repeat(np.random.default_rng(1).uniform(-3, 11, count // 70 + 1), 70)[:count]
+
+
+def flat(count):
+    return np.full(count, 2.5)
+
+
+@pytest.mark.parametrize("shape", [noise, steep, walk, stairs, flat])
+def test_the_picture_is_that_of_the_whole_curve(shape):
+    steps, values = long(20_000)[0], shape(20_000)
     values[9000] = 11
     low, high = steps[0], steps[-1]
-    whole = pixels(steps, values, low, high)
-    part = pixels(*thinned(steps, values, low, high, 400), low, high)
+    x, y = thinned(steps, values, low, high, 400)
+    assert (x[0], y[0], x[-1], y[-1]) == (steps[0], values[0], steps[-1], values[-1])
+    whole, part = pixels(steps, values, low, high), pixels(x, y, low, high)
     for column in range(1, 399):  # a point on the border of two columns has ink in either
         for a, b in ((whole, part), (part, whole)):
             near = np.concatenate(b[column - 1 : column + 2])
             assert near.min() - 1 <= a[column].min() and a[column].max() <= near.max() + 1, column
+
+
+def test_a_dense_curve_is_drawn_from_extreme_to_extreme():
+    """A line through all four points of each column is twice as long, and takes twice as long to draw."""
+    steps, values = np.arange(40_000), noise(40_000)
+    x, y = thinned(steps, values, 0, 39_999, 400)
+    columns = values.reshape(400, -1)
+    ranges = columns.max(axis=1) - columns.min(axis=1)
+    assert len(x) < 2.1 * 400 and np.abs(np.diff(y)).sum() < 1.2 * ranges.sum()
 
 
 def test_few_points_stay_as_they_are_with_their_neighbours():

@@ -36,9 +36,12 @@ def wrong(path, **options):
 def test_a_whole_run(run):
     before = runs.digest(run)
     found = open_run(run).verify()
-    assert found.whole and found.sentence() == "run is whole: 10 checks are exact. No step was replayed."
+    assert found.whole and found.sentence() == "run is whole: 12 checks are exact. No step was replayed."
     assert verdicts(found, "checkpoint") == dict.fromkeys(["00000000", "00000004", "00000008", "00000012"], "exact")
-    assert verdicts(found, "telemetry") == dict.fromkeys(["segment 0", "end", "fields", "spike marks"], "exact")
+    assert verdicts(found, "telemetry") == dict.fromkeys(
+        ["segment 0", "seals", "end", "fields", "spike marks"], "exact"
+    )
+    assert verdicts(found, "manifest") == {"run.json": "exact"}
     assert verdicts(found, "segment") == {"0, from step 0": "exact"}
     assert verdicts(found, "data") == {str(runs.corpus()): "exact"}
     assert runs.digest(run) == before and found.steps == 12
@@ -97,6 +100,7 @@ def test_a_line_that_is_gone(run):
     (run / "telemetry.jsonl").write_bytes(
         b"".join(line for line in lines if b'"step":7,' not in line or b'"step"' not in line)
     )
+    helpers.reseal(run)
     kind, what, detail = wrong(run)
     assert (kind, what, detail) == ("telemetry", "segment 0", "the lines of steps 7 are missing")
 
@@ -134,6 +138,7 @@ def test_a_segment_that_went_on_from_another_state(tmp_path):
             document["state"]["adam_v"] = "0" * 32
             lines[number] = json.dumps(document)
     (run / "telemetry.jsonl").write_text("\n".join(lines) + "\n")
+    helpers.reseal(run)
     kind, what, detail = wrong(run)
     assert (kind, what) == ("segment", "1, from step 8") and "adam_v differs from what was left" in detail
 
@@ -150,6 +155,7 @@ def test_a_damaged_trace_and_one_of_another_run(run):
 
 def test_what_a_crash_leaves_is_a_notice(run):
     (run / "checkpoints" / "00000012.json").unlink()
+    helpers.reseal(run)
     found = open_run(run).verify()
     assert found.exact and not found.whole and "00000012.cursor" in found.notices[0]
 
@@ -280,7 +286,7 @@ def test_the_command_and_its_exit_codes(run):
     assert said.code == 0 and "run is whole" in said.out and "checkpoint" in said.out
     said = runs.here("verify", run, "--json")
     document = runs.strict(said.out)
-    assert said.code == 0 and document["exact"] is True and len(document["checks"]) == 10
+    assert said.code == 0 and document["exact"] is True and len(document["checks"]) == 12
     assert document["whole"] is True and len(document["limits"]) == 3
     path = run / "checkpoints" / "00000004.rng"
     path.write_bytes(path.read_bytes()[:-2])

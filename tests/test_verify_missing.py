@@ -27,16 +27,19 @@ def found(path, verdict, **options):
 
 
 def cut(path, keep):
-    """Keeps the lines for which `keep` is true."""
+    """Keeps the lines for which `keep` is true, with digests that agree."""
     lines = (path / "telemetry.jsonl").read_text().splitlines(keepends=True)
     (path / "telemetry.jsonl").write_text("".join(line for line in lines if keep(json.loads(line))))
+    helpers.reseal(path)
 
 
 def drop(path, step, segment=0):
+    """Removes a checkpoint, and what else says that there was one."""
     name = f"{step:08d}" + (f".s{segment}" if segment else "")
     for file in (path / "checkpoints").glob(f"{name}.*"):
         if segment or not file.name.split(".")[1].startswith("s") or file.name.split(".")[1] == "safetensors":
             file.unlink()
+    helpers.reseal(path)
 
 
 def own_loop(path, steps, job=None, change=lambda recorder: None, **options):

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 _ROUNDS_TO_INF = 2.0**128 - 2.0**103  # half a unit above the largest float32
+_SINGLE, _WORD = struct.Struct("=f"), struct.Struct("=I")
 _PATTERN = re.compile(r"0x[0-9a-f]{8}")
 
 
 def float_bits(value: float | np.floating) -> str:
     """The float32 bits of `value`, such as ``0x4013c28f``. A Python float is rounded to float32 first."""
+    number = float(value) if type(value) in (float, np.float32) else math.nan
+    if abs(number) < _ROUNDS_TO_INF:  # every step asks for some
+        return f"0x{_WORD.unpack(_SINGLE.pack(number))[0]:08x}"
     if isinstance(value, float) and abs(value) >= _ROUNDS_TO_INF:  # numpy would warn
         value = math.copysign(math.inf, value)
     return f"0x{np.asarray(value, dtype=np.float32).view(np.uint32).item():08x}"
@@ -37,8 +42,12 @@ def bits_float(bits: str) -> np.float32:
 
 def json_float(value: float | np.floating) -> float | None:
     """A Python float that prints with the fewest digits that give the same float32 again; None if not finite."""
-    single = np.float32(value)
-    return float(str(single)) if np.isfinite(single) else None
+    number = _shortest(value)
+    return number if math.isfinite(number) else None
+
+
+def _shortest(value: float | np.floating) -> float:
+    return float(str(value if type(value) is np.float32 else np.float32(value)))
 
 
 def json_floats(values: Sequence[np.float32 | None]) -> tuple[list[float | None], list[str | None] | None]:
@@ -51,10 +60,14 @@ def json_floats(values: Sequence[np.float32 | None]) -> tuple[list[float | None]
         The numbers, null where undefined or not finite; and, only when an entry is not finite, the bits of every
         defined entry, so that NaN, inf and "undefined" stay apart.
     """
-    defined = np.array([value for value in values if value is not None], np.float32)
-    if np.isfinite(defined).all():  # asked once: every step logs four of these arrays
-        return [None if value is None else float(str(np.float32(value))) for value in values], None
-    numbers = [None if value is None else json_float(value) for value in values]
+    if set(map(type, values)) <= {np.float32}:  # as is usual: every step logs four of these arrays
+        usual = list(map(float, map(str, values)))
+        if all(map(math.isfinite, usual)):
+            return usual, None  # type: ignore[return-value]
+    shortest = [None if value is None else _shortest(value) for value in values]
+    numbers = [None if number is None or not math.isfinite(number) else number for number in shortest]
+    if numbers == shortest:  # neither NaN nor inf is None
+        return numbers, None
     return numbers, [None if value is None else float_bits(value) for value in values]
 
 

@@ -1,6 +1,6 @@
 """What one object holds by itself at one moment: read, compared with what it holds later, and put back in place.
 
-Knows Python's containers, numpy, MLX arrays and generators of random numbers; nothing of experiments.
+Knows Python's containers, and buffers by name; nothing of experiments.
 """
 
 from __future__ import annotations
@@ -18,20 +18,35 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from .host import raw_views
-from .object_graph import (
-    ENVIRONMENT,
+from .bare_objects import (
     MISSING,
-    PLAIN,
-    Names,
-    Slots,
     all_plain,
-    attribute,
     class_names,
     is_a,
+    is_plain,
     items_of,
+    names_of,
     plain_numpy,
+    set_slot,
+    slot,
 )
+from .buffers import (
+    bits_of,
+    read_bytes,
+    read_mlx,
+    read_numpy,
+    read_random,
+    read_stream,
+    same_mlx,
+    same_state,
+    write_bytes,
+    write_generator,
+    write_mlx,
+    write_numpy,
+    write_random,
+    write_stream,
+)
+from .object_graph import ENVIRONMENT, Names, Slots
 
 
 class Held(NamedTuple):
@@ -103,6 +118,8 @@ class Kinds:
             return self._dict
         if is_a(thing, list):
             return self._list
+        if type(thing) is ENVIRONMENT:
+            return _ENVIRONMENT
         return None if type(thing) is tuple else next((kind for kinds, kind in _SIMPLE if is_a(thing, kinds)), None)
 
     def belongs(self, array: Any, holder: Any) -> bool:
@@ -143,7 +160,7 @@ def _alike(one: Any, other: Any) -> bool:
         type(one) is StateArray
         and (type(other) is StateArray or is_a(other, mx.array))
         or type(one) is type(other)
-        and type(one) in PLAIN
+        and is_plain(one)
         and (one == other or one != one and other != other)
         and (type(one) not in (float, complex) or repr(one) == repr(other))  # 0.0 and -0.0 are equal
         or type(one) is type(other) is tuple  # MLX makes new ones where it traces a step
@@ -200,19 +217,23 @@ def _named(read: Callable[[Any, str], Any]) -> Callable[[Any], list[tuple[str, A
 
 def _read_slots(part: Slots) -> list[tuple[str, Any]]:
     if is_a(part.owner, type):
-        return [(name, vars(part.owner)[name]) for name in class_names(part.owner)]
-    return [(name, attribute(part.owner, name)) for name in part.names]
+        own = names_of(part.owner)
+        return [(name, own[name]) for name in class_names(part.owner)]
+    return [(name, slot(part.owner, name)) for name in part.names]
 
 
 def _write_slots(part: Slots, then: list[tuple[str, Any]]) -> None:
-    change: Any = type if is_a(part.owner, type) else object
     wanted, now = dict(then), dict(_read_slots(part))
     for name in now.keys() | wanted.keys():
         value = wanted.get(name, MISSING)
-        if value is MISSING and now.get(name, MISSING) is not MISSING:
-            change.__delattr__(part.owner, name)
-        elif value is not now.get(name, MISSING):
-            change.__setattr__(part.owner, name, value)
+        if value is now.get(name, MISSING):
+            continue
+        if not is_a(part.owner, type):
+            set_slot(part.owner, name, value)
+        elif value is MISSING:
+            type.__delattr__(part.owner, name)
+        else:
+            type.__setattr__(part.owner, name, value)
 
 
 def _write_names(part: Names, then: list[tuple[str, Any]]) -> None:
@@ -237,58 +258,12 @@ def _write_cell(cell: types.CellType, then: list[Any]) -> None:
         cell.cell_contents = then[0]
 
 
-def _write_bytes(thing: Any, then: bytes) -> None:
-    if is_a(thing, array.array):
-        del thing[:]
-        thing.frombytes(then)
-    else:
-        thing[:] = then
-
-
-def _read_numpy(value: np.ndarray) -> np.ndarray:
-    return plain_numpy(value).copy(order="K")
-
-
 def _same_numpy(one: np.ndarray, other: np.ndarray) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if one.dtype == object:
         return all(map(_alike, one.flat, other.flat))
     return one.tobytes() == other.tobytes()
-
-
-def _read_mlx(value: mx.array) -> mx.array:
-    return copy.copy(value)  # a handle of its own: `a += 1` changes the other
-
-
-def same_mlx(one: mx.array, other: mx.array) -> bool:
-    """Whether two arrays have the same bits. One of a trace that is over has none: nothing can be said of it."""
-    if not _readable(one):
-        return True
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    try:
-        a, b = raw_views([one, other])
-    except (RuntimeError, ValueError):
-        return False
-    return bool(a.ctypes.data == b.ctypes.data or a.tobytes() == b.tobytes())
-
-
-def _readable(value: mx.array) -> bool:
-    try:
-        raw_views([value])
-    except (RuntimeError, ValueError):
-        return False
-    return True
-
-
-def _write_mlx(thing: mx.array, then: mx.array) -> None:
-    if not same_mlx(then, thing) and thing.shape == then.shape and thing.dtype == then.dtype:
-        thing[...] = then
-
-
-def _write_numpy(thing: np.ndarray, then: np.ndarray) -> None:
-    np.copyto(plain_numpy(thing), then)
 
 
 def _write_environment(thing: Any, then: dict[str, str]) -> None:
@@ -299,68 +274,29 @@ def _write_environment(thing: Any, then: dict[str, str]) -> None:
             thing[name] = value
 
 
-def _read_stream(thing: Any) -> list[Any]:
-    return [MISSING] if thing.closed else [thing.getvalue(), thing.tell()]
-
-
-def _write_stream(thing: Any, then: list[Any]) -> None:
-    if len(then) == 2 and not thing.closed:
-        thing.seek(0)
-        thing.truncate()
-        thing.write(then[0])
-        thing.seek(then[1])
-
-
-def _read_random(thing: random.Random) -> list[Any]:
-    try:
-        return [thing.getstate()]
-    except NotImplementedError:  # the system's own
-        return []
-
-
-def _write_random(thing: random.Random, then: list[Any]) -> None:
-    for state in then:
-        thing.setstate(state)
-
-
-def _bits(thing: Any) -> Any:
-    return thing if isinstance(thing, np.random.BitGenerator) else thing.bit_generator
-
-
-def _write_generator(thing: Any, then: str) -> None:
-    _bits(thing).state = copy.deepcopy(then)
-
-
-def _same_state(one: Any, other: Any) -> bool:
-    return repr(_listed(one)) == repr(_listed(other))
-
-
-def _listed(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {key: _listed(value) for key, value in state.items()}
-    return state.tobytes() if isinstance(state, np.ndarray) else state
-
-
 RANDOM = "random numbers"
+_ENVIRONMENT = Kind("mapping", dict, dict.__eq__, _write_environment)
 _SIMPLE: list[tuple[Any, Kind]] = [
-    (mx.array, Kind("array", _read_mlx, same_mlx, _write_mlx)),
-    (np.ndarray, Kind("numpy array", _read_numpy, _same_numpy, _write_numpy, lambda thing: thing.nbytes)),
+    (mx.array, Kind("array", read_mlx, same_mlx, write_mlx)),
+    (np.ndarray, Kind("numpy array", read_numpy, _same_numpy, write_numpy, lambda thing: plain_numpy(thing).nbytes)),
     (collections.deque, Kind("deque", items_of, _same_items, _write_deque)),
     (set, Kind("set", items_of, _same_items, _write_set)),
-    ((bytearray, array.array), Kind("buffer", bytes, bytes.__eq__, _write_bytes, len)),
-    (ENVIRONMENT, Kind("mapping", dict, dict.__eq__, _write_environment)),
+    (
+        (bytearray, array.array),
+        Kind("buffer", read_bytes, bytes.__eq__, write_bytes, lambda thing: memoryview(thing).nbytes),
+    ),
     (types.CellType, Kind("variable", _read_cell, _same_items, _write_cell)),
     (Names, Kind("variables", _named(lambda space, name: space.get(name, MISSING)), _same_pairs, _write_names)),
     (Slots, Kind("attributes", _read_slots, _same_pairs, _write_slots)),
-    ((io.BytesIO, io.StringIO), Kind("stream", _read_stream, _same_items, _write_stream)),
-    (random.Random, Kind(RANDOM, _read_random, list.__eq__, _write_random)),
+    ((io.BytesIO, io.StringIO), Kind("stream", read_stream, _same_items, write_stream)),
+    (random.Random, Kind(RANDOM, read_random, list.__eq__, write_random)),
     (
         (np.random.Generator, np.random.BitGenerator),
-        Kind(RANDOM, lambda thing: copy.deepcopy(_bits(thing).state), _same_state, _write_generator),
+        Kind(RANDOM, lambda thing: copy.deepcopy(bits_of(thing).state), same_state, write_generator),
     ),
     (
         np.random.RandomState,
-        Kind(RANDOM, lambda thing: thing.get_state(legacy=False), _same_state, np.random.RandomState.set_state),
+        Kind(RANDOM, lambda thing: thing.get_state(legacy=False), same_state, np.random.RandomState.set_state),
     ),
 ]
 KNOWN = (

@@ -86,7 +86,7 @@ class CudaKernel:
             grid, threadgroup: threads of the whole, and of a block.
             by_mlx: compile it through MLX although it could be had without.
         """
-        shared = {
+        shared: dict[str, Any] = {
             "inputs": list(inputs),
             "grid": grid,
             "threadgroup": threadgroup,

@@ -13,13 +13,15 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import mlx.core as mx
 import msgspec
 
-from . import tensor_file
-from .files import discard, sha256, temporary_beside, write_flushed
+from . import digests, tensor_file
+from .digests import SHA256, XXH3
+from .files import discard, temporary_beside, write_flushed
+from .hashed_file import Room
 from .tensor_file import HostArray
 from .tensor_places import Place, is_shared, tensors_in
 from .untrusted import open_regular, read_file
@@ -109,7 +111,7 @@ def _linked(folder: Path, earlier: Earlier, still: Mapping[str, Place], arrays: 
             file = _opened(stack, folder / name)
             still = {path: one for path, one in still.items() if _same(file, one.start, _bytes_of(arrays[path]))}
     return {
-        path: msgspec.structs.replace(place, file=name, sha256=sha256([_bytes_of(arrays[path])]))
+        path: msgspec.structs.replace(place, file=name, **digests.of(_bytes_of(arrays[path])))
         for path, place in still.items()
     }
 
@@ -117,56 +119,54 @@ def _linked(folder: Path, earlier: Earlier, still: Mapping[str, Place], arrays: 
 def _copied(folder: Path, arrays: dict[str, Any]) -> dict[str, Place]:
     temporary = temporary_beside(folder / "shared.safetensors")
     try:
-        _, digest = write_flushed(temporary, tensor_file.chunks("shared.safetensors", arrays))
+        digest = write_flushed(temporary, tensor_file.chunks("shared.safetensors", arrays)).sha256
         found = tensors_in(temporary)
         name = f"shared-{digest}.safetensors"
         os.replace(temporary, folder / name)
     except BaseException:
         discard(temporary)
         raise
-    return {
-        path: Place(name, start, arrays[path].nbytes, sha256([_bytes_of(arrays[path])]), one.dtype, tuple(one.shape))
-        for path, (start, one) in found.items()
-    }
+    places = dict[str, Place]()
+    for path, (start, one) in found.items():
+        content = _bytes_of(arrays[path])
+        both = digests.of(content)
+        places[path] = Place(name, start, len(content), both[SHA256], one.dtype, tuple(one.shape), both[XXH3])
+    return places
 
 
-def contents(folder: Path, places: Mapping[str, Place]) -> Iterator[tuple[str, Place, bytes]]:
-    """The verified bytes of each tensor, in the order in which they stand on the disk.
+def contents(
+    folder: Path, places: Mapping[str, Place], *, thorough: bool = False
+) -> Iterator[tuple[str, Place, memoryview]]:
+    """The verified bytes of each tensor, which last until the next, in the order in which they stand on the disk.
+
+    Args:
+        thorough: all their digests are verified, not only the one that is fastest to verify.
 
     Raises:
         OSError: a file can't be read.
         ValueError: a file is cut off, or the bytes are not those that were committed. The message names the tensor.
     """
     with contextlib.ExitStack() as stack:
-        files: dict[str, int] = {}
+        files: dict[str, BinaryIO] = {}
+        room = Room()
         for path, place in sorted(places.items(), key=lambda one: (one[1].file, one[1].start)):
             if place.file not in files:
-                files[place.file] = stack.enter_context(open_regular(folder / place.file)).fileno()
-            content = _read(files[place.file], place.start, place.bytes)
+                files[place.file] = stack.enter_context(open_regular(folder / place.file))
+            hashed = digests.Digests(tuple(place.digests(thorough)))
+            content = room.filled(files[place.file], place.start, place.bytes, hashed)
             if len(content) < place.bytes:
                 raise ValueError(
                     f"{path} should end at byte {place.start + place.bytes} of {folder / place.file}, which ends "
                     f"at {place.start + len(content)}: it was cut off or replaced"
                 )
-            if (found := sha256(content)) != place.sha256:
-                raise ValueError(
-                    f"{folder / place.file} was changed: the SHA-256 of {path} in it is {found}, expected "
-                    f"{place.sha256}"
-                )
+            if hashed.found() != place.digests(thorough):
+                raise ValueError(_changed(folder / place.file, path, place, content))
             yield path, place, content
 
 
-def _read(file: int, start: int, size: int) -> bytes:
-    """Not in one call: the system reads at most 2 GiB at once."""
-    content = os.pread(file, size, start)
-    if len(content) == size:
-        return content
-    parts, done = [content], len(content)
-    while content and done < size:
-        content = os.pread(file, size - done, start + done)
-        parts.append(content)
-        done += len(content)
-    return b"".join(parts)
+def _changed(file: Path, path: str, place: Place, content: memoryview) -> str:
+    kind, found, expected = digests.unlike(digests.of(content), place.digests(thorough=True)) or ("", "", "")
+    return f"{file} was changed: the {kind} of {path} in it is {found}, expected {expected}"
 
 
 class _Listing(msgspec.Struct):

@@ -21,22 +21,22 @@ from typing import Any
 
 import numpy as np
 
-from .contents import KNOWN, Held, Kinds
-from .object_graph import (
-    BOUND,
-    CACHED,
+from .bare_objects import (
     MISSING,
     PLAIN,
-    Edge,
-    Names,
-    Place,
-    Slots,
     base_in_c,
     defined_in_python,
+    full_name,
     is_a,
+    is_plain,
     items_of,
-    walk,
+    module_of,
+    name_of,
+    of_class,
+    order_of,
 )
+from .contents import KNOWN, Held, Kinds
+from .object_graph import BOUND, CACHED, Edge, Names, Place, Slots, walk
 
 BUDGET = 256 << 20  # bytes of numpy arrays that are copied; larger ones are made read-only meanwhile
 ITEMS = 20_000_000  # items of lists, dicts and sets that are noted
@@ -47,7 +47,8 @@ _HARMLESS = {
     *("_thread", "threading", "logging", "inspect", "_struct", "zoneinfo", "ast", "time", "dataclasses"),
 }
 _FUNCTIONS = {"cython_function_or_method", "builtin_function_or_method", "instancemethod", "fused_cython_function"}
-_COMMON = {list, dict, tuple, set, np.ndarray, types.FunctionType, types.CellType}
+_COMMON = set(map(id, (list, dict, tuple, set, np.ndarray, types.FunctionType, types.CellType)))
+_STREAM: Any = order_of(io.BytesIO)[-2]  # that of C: io.IOBase is an abstract one
 _STARTED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 
 
@@ -56,7 +57,8 @@ class Opaque:
     """What can't be looked into.
 
     Attributes:
-        what: "iterator" (handing out its next item moves it on), "stream" (taking from it does), "cache", or "unknown".
+        what: "iterator" (handing out its next item moves it on), "stream" (taking from it does), "sink" (only written
+            to: it is left out of what can't be put back), "cache", or "unknown".
         places: where another object can be put in its place.
         fixed: it also stands where that is not possible.
     """
@@ -68,9 +70,7 @@ class Opaque:
     fixed: bool = False
 
     def __str__(self) -> str:
-        kind = type(self.value)
-        where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-        return f"{self.path} (a {where}{kind.__qualname__})"
+        return f"{self.path} (a {full_name(type(self.value))})"
 
 
 class DeepSnapshot:
@@ -107,7 +107,7 @@ class DeepSnapshot:
             if thing is MISSING:
                 self.left_out.append(edge.path)
                 continue
-            if type(thing) in PLAIN or id(thing) in skip:
+            if is_plain(thing) or id(thing) in skip:
                 continue
             if (what := opaque(thing)) is not None:
                 self._note(edge, what)
@@ -131,10 +131,12 @@ class DeepSnapshot:
                 size -= kind.size(thing)
                 self._large.append(Held(edge.path, thing, kind, None))
         self._linked = [one for held in self._held if shared and (one := kinds.linked(held, shared)) is not None]
-        self.left_out += [one.path for one in self._large if not isinstance(one.thing, np.ndarray)]
+        self.left_out += [one.path for one in self._large if not is_a(one.thing, np.ndarray)]
 
     def _note(self, edge: Edge, what: str) -> None:
         bound = is_a(edge.value, BOUND)
+        if what == "sink" and (bound or edge.place is None):
+            return
         if edge.place is None and not bound and (edge.path, id(edge.value)) in self._bound:
             return  # the object of a bound method, which has a place itself
         if bound:
@@ -162,7 +164,7 @@ class DeepSnapshot:
     @contextmanager
     def read_only(self) -> Iterator[None]:
         """Meanwhile the numpy arrays that are too large to be copied can't be written to."""
-        arrays = [one.thing for one in self._large if isinstance(one.thing, np.ndarray) and one.thing.flags.writeable]
+        arrays = [one.thing for one in self._large if is_a(one.thing, np.ndarray) and one.thing.flags.writeable]
         for one in arrays:
             one.flags.writeable = False
         try:
@@ -176,7 +178,7 @@ class DeepSnapshot:
     @property
     def large(self) -> list[str]:
         """Paths of the numpy arrays that are made read-only."""
-        return [one.path for one in self._large if isinstance(one.thing, np.ndarray)]
+        return [one.path for one in self._large if is_a(one.thing, np.ndarray)]
 
 
 def _length(thing: Any) -> int:
@@ -185,9 +187,10 @@ def _length(thing: Any) -> int:
     return len(items_of(thing)) if is_a(thing, (list, set, collections.deque)) else 0
 
 
-def _reads(stream: io.IOBase) -> bool:
+def _reads(stream: Any) -> bool:
+    base: Any = base_in_c(type(stream))
     try:
-        return not stream.closed and stream.readable()
+        return not of_class(base, "closed").__get__(stream) and base.readable(stream)
     except (OSError, ValueError, AttributeError):  # of a class of one's own, which is no stream to read from
         return False
 
@@ -206,7 +209,7 @@ def _without_collecting(edges: Iterator[Edge]) -> Iterator[Edge]:
 def opaque(value: Any) -> str | None:
     """What an object is that can't be put back (see `Opaque`); None if it can, or never changes."""
     kind = type(value)
-    if kind in _COMMON:
+    if id(kind) in _COMMON:
         return None
     if is_a(value, KNOWN + PLAIN + (type, types.FunctionType, types.MethodType, types.ModuleType, Names, Slots)):
         return None
@@ -214,19 +217,22 @@ def opaque(value: Any) -> str | None:
         return "cache"
     if is_a(value, BOUND):
         return opaque(value.__self__)
-    if kind.__name__ in _FUNCTIONS or hasattr(kind, "__struct_fields__") or kind.__module__.startswith("workbench."):
+    structs = any(module_of(one).partition(".")[0] == "msgspec" for one in order_of(kind))
+    if name_of(kind) in _FUNCTIONS or structs or module_of(kind).startswith("workbench."):
         return None
-    if is_a(value, io.IOBase):
-        return "stream" if _reads(value) else None
+    if is_a(value, _STREAM):
+        return "stream" if _reads(value) else "sink"
+    if full_name(kind) == "_csv.writer":
+        return "sink"
     if is_a(value, (socket.socket, queue.Queue, queue.SimpleQueue)):
         return "stream"
     if is_a(value, threading.local):
         return "unknown"
-    step = getattr(kind, "__next__", None)
-    if is_a(value, _STARTED) or (step is not None and not is_a(step, types.FunctionType)):
+    step = of_class(kind, "__next__")
+    if is_a(value, _STARTED) or not (step is MISSING or step is None or is_a(step, types.FunctionType)):
         return "iterator"
     base: Any = base_in_c(kind)
     if base is object or issubclass(base, KNOWN + PLAIN):
         return None
-    known = base.__module__.partition(".")[0] in _HARMLESS and not defined_in_python(base)
+    known = module_of(base).partition(".")[0] in _HARMLESS and not defined_in_python(base)
     return None if known else "unknown"

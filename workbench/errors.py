@@ -8,7 +8,8 @@
     ├── ExperimentError   a model, optimizer, sampler or option that cannot be rebuilt
     ├── TrainingUnstable  a training that was taken back too many times in a row
     └── ReplayError       a replay that cannot be done as asked
-        └── EnvironmentMismatch   this machine computes differently from the one that recorded
+        ├── EnvironmentMismatch   this machine computes differently from the one that recorded
+        └── ChangedByHand         the loop changed the state on the way, and no checkpoint holds the change
 
 The command line prints the sentence and exits with 2; the panel shows it in a red box.
 """
@@ -48,3 +49,14 @@ class ReplayError(WorkbenchError):
 
 class EnvironmentMismatch(ReplayError):
     pass
+
+
+class ChangedByHand(ReplayError):
+    """
+    Attributes:
+        step: the one before which the loop changed the state; None: it is not known.
+    """
+
+    def __init__(self, sentence: str, step: int | None = None) -> None:
+        super().__init__(sentence)
+        self.step = step

@@ -5,10 +5,13 @@ Knows MLX; nothing of any particular model, data or trainer.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,12 +22,13 @@ from mlx.utils import tree_flatten
 
 from . import extras
 from .errors import ExperimentError
-from .files import canonical_json, sha256
+from .files import canonical_json
 from .frozen import Frozen
 from .host import raw_views
 from .numbered_batch import NumberedBatch, arguments, is_number, numbers_of, spelled
 from .plain_batches import PlainBatches
 from .plain_json import plain_json
+from .trees import Leaves, is_row_major
 from .trees import has_free_stride as has_free_stride
 from .trees import other_strides as other_strides
 from .trees import put_arrays as put_arrays
@@ -97,6 +101,7 @@ class Experiment:
     extra: dict[str, Any] = field(default_factory=dict)
     frozen: Frozen = field(init=False, repr=False, compare=False)
     relaid: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _leaves: dict[str, Leaves] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampler, Sampler):
@@ -139,14 +144,35 @@ class Experiment:
                 "else is saved and restored with its state"
             )
 
+    def leaves(self, name: str, tree: Any) -> Leaves:
+        """The arrays of a tree of this experiment that every step asks for, by a name of its own."""
+        found = self._leaves.get(name)
+        if found is None or found.tree is not tree:
+            found = self._leaves[name] = Leaves(tree)
+        return found
+
 
 def _nothing() -> None:
     """Compiled only to learn the type of compiled functions, which MLX has no name for."""
 
 
+def weight_arrays(experiment: Experiment) -> dict[str, mx.array]:
+    """All parameters of the model, frozen ones too, by path."""
+    return experiment.leaves("model", experiment.model).arrays()
+
+
+def state_handles(experiment: Experiment) -> tuple[dict[str, mx.array], dict[str, mx.array]]:
+    """New handles of the state's arrays: `weight_arrays` and `kept_arrays`."""
+    weights = experiment.leaves("model", experiment.model).handles()
+    kept = experiment.leaves("optimizer", experiment.optimizer.state).handles()
+    more = extras.arrays(experiment.extra) if experiment.extra else {}
+    return weights, kept | {path: copy(array) for path, array in more.items()}
+
+
 def kept_arrays(experiment: Experiment) -> dict[str, mx.array]:
     """All arrays of the state beside the weights, by path: those of the optimizer, then those of `extra`."""
-    return state_arrays(experiment.optimizer.state) | extras.arrays(experiment.extra)
+    found = experiment.leaves("optimizer", experiment.optimizer.state).arrays()
+    return found | extras.arrays(experiment.extra) if experiment.extra else found
 
 
 def put_kept(experiment: Experiment, values: Mapping[str, mx.array]) -> None:
@@ -190,7 +216,7 @@ def as_batch(batch: Any) -> Batch:
             f"the step or loss function, which gets them one by one: recorder.step(({names}))"
         )
     parts: list[Any] = arguments(batch) if isinstance(batch, NumberedBatch) else _parts(batch)
-    arrays = tuple(row_major(_as_array(part)) for part in parts)
+    arrays = tuple([_row_major(part) for part in parts])
     mx.eval(arrays)
     numbers = {place: part for place, part in enumerate(parts) if is_number(part)}
     return NumberedBatch(arrays, numbers) if numbers else arrays
@@ -200,9 +226,13 @@ def _parts(batch: Any) -> list[Any]:
     return list(batch) if isinstance(batch, (tuple, list)) else [batch]
 
 
+def _row_major(part: Any) -> mx.array:
+    """A new handle. Nothing is computed for an array that is row-major as it is: waking MLX's thread takes a while."""
+    array = copy(part) if isinstance(part, mx.array) else _as_array(part)
+    return array if is_row_major(array) else row_major(array)
+
+
 def _as_array(part: Any) -> mx.array:
-    if isinstance(part, mx.array):
-        return part
     values = np.asarray(part)
     if values.dtype.kind not in "biufc":
         raise ExperimentError(
@@ -213,15 +243,22 @@ def _as_array(part: Any) -> mx.array:
 
 def batch_hash(batch: Batch) -> str:
     """SHA-256 over dtype, shape and raw bytes of each array, in order; and over the numbers, if there are any."""
+    digest = _BLANK.copy()
+    for array, view in zip(batch, raw_views(batch), strict=True):
+        digest.update(_form(array.dtype, array.shape))
+        if view.size:
+            digest.update(view.data)
+    if numbers := numbers_of(batch):
+        digest.update(canonical_json(spelled(numbers)))
+    return digest.hexdigest()
 
-    def chunks() -> Iterator[bytes | memoryview]:
-        for array, view in zip(batch, raw_views(batch), strict=True):
-            yield f"{array.dtype}{array.shape}".encode()
-            yield view.data if view.size else b""
-        if numbers := numbers_of(batch):
-            yield canonical_json(spelled(numbers))
 
-    return sha256(chunks())
+_BLANK = hashlib.sha256()  # copied: a new one makes OpenSSL look for the algorithm each time
+
+
+@functools.lru_cache(maxsize=64)
+def _form(dtype: mx.Dtype, shape: tuple[int, ...]) -> bytes:
+    return f"{dtype}{shape}".encode()
 
 
 def random_state() -> mx.array:
@@ -237,7 +274,7 @@ def random_key() -> tuple[int, int]:
         ExperimentError: it holds no numbers.
     """
     try:
-        high, low = np.asarray(random_state()).tolist()
+        high, low = cast(list[int], random_state().tolist())
     except RuntimeError as error:
         raise ExperimentError(
             "the random state of this thread holds no numbers: a compiled function drew from mx.random without "

@@ -8,11 +8,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+
+from .digests import Beside, started
+from .reserving import reserve
+
+LARGE = 1 << 20  # bytes of a file that is flushed beside the writing of the next
 
 
 def sha256(chunks: bytes | Iterable[bytes | memoryview]) -> str:
@@ -37,24 +43,94 @@ def write_atomic(path: Path, content: bytes) -> None:
         raise
 
 
-def write_flushed(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
+@dataclass(frozen=True)
+class Chunks:
+    """The bytes of a file to be written, a stretch at a time, of which it is known how many they are."""
+
+    size: int
+    made: Callable[[], Iterator[bytes | memoryview]]
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        return self.made()
+
+
+class Written(NamedTuple):
+    """A file that was written: its size in bytes and its digests in hexadecimal."""
+
+    bytes: int
+    sha256: str
+    xxh3: str
+
+
+def write_flushed(path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
     """Writes a file and flushes it to the disk; its name is durable only once its folder is synced.
 
-    Returns:
-        Its size in bytes, and its SHA-256 in hexadecimal.
+    Args:
+        chunks: each unchanged until this returns.
     """
-    digest, size = hashlib.sha256(), 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    try:
-        for chunk in chunks:
-            digest.update(chunk)
-            size += len(chunk)
-            while len(chunk):
-                chunk = chunk[os.write(descriptor, chunk) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return size, digest.hexdigest()
+    return write_together({path: chunks})[path]
+
+
+def write_together(files: Mapping[Path, Iterable[bytes | memoryview]]) -> dict[Path, Written]:
+    """Writes files, in their order, and flushes all of them to the disk: a large one while the next is written. Large
+    ones are also hashed meanwhile. Their names are durable only once their folders are synced.
+
+    Args:
+        files: the chunks of each, which must not change until this returns.
+
+    Raises:
+        OSError: one can't be written or flushed. What there is of them is left.
+    """
+    written: dict[Path, tuple[int, Beside]] = {}
+    with contextlib.ExitStack() as stack:
+        flushes = []
+        for path, chunks in files.items():
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            stack.callback(os.close, descriptor)
+            expected = chunks.size if isinstance(chunks, Chunks) else 0
+            if expected >= LARGE:
+                reserve(descriptor, expected)
+            digests, size = stack.enter_context(Beside(expected)), 0
+            for chunk in chunks:
+                digests.update(chunk)
+                size += len(chunk)
+                while len(chunk):
+                    chunk = chunk[os.write(descriptor, chunk) :]
+            written[path] = size, digests
+            flushes.append(stack.enter_context(_Flush(descriptor, size)))
+        for flush in flushes:
+            flush.wait()
+        return {path: Written(size, **digests.found()) for path, (size, digests) in written.items()}
+
+
+class _Flush:
+    """The flushing of a file, begun: by a thread if it is large, which has ended when this is left."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._descriptor = descriptor
+        self._error: BaseException | None = None
+        self._thread = started(self._run) if size >= LARGE else None
+        if self._thread is None:
+            os.fsync(descriptor)
+
+    def __enter__(self) -> _Flush:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            os.fsync(self._descriptor)
+        except BaseException as error:
+            self._error = error
 
 
 def discard(temporary: Path) -> None:

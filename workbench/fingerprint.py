@@ -18,7 +18,7 @@ import xxhash
 from . import cuda
 from .errors import RunError
 from .files import canonical_json
-from .host import quiet, quiet_square_sum, raw_views
+from .host import FLOAT, quiet, quiet_square_sum, raw_views
 from .mixing import digest
 from .telemetry import LANES
 
@@ -50,19 +50,58 @@ def fingerprint(tensors: Mapping[str, mx.array], method: str = BYTES, squares: d
         squares: receives the sum of squares of each float32 tensor for which the same read of memory gives it.
     """
     if method == MIXED:
-        paths = sorted(tensors)
-        return _of_digests(_headers(tensors, paths), digests([tensors[path] for path in paths]))
-    found, paths = xxhash.xxh3_128(), sorted(tensors)
+        named = sorted(tensors)
+        return _of_digests(_headers(tensors, named), digests([tensors[path] for path in named]))
+    paths = tuple(sorted(tensors))
+    return _of_bytes(_forms(paths), [tensors[path] for path in paths], squares)
+
+
+def _of_bytes(forms: _Forms, arrays: Sequence[mx.array], squares: dict[str, float] | None) -> str:
+    """The fingerprint of arrays under the paths of `forms`. `squares` as of `fingerprint`."""
+    mx.eval(arrays)
+    headers, floats = forms.of(arrays)
+    found = xxhash.xxh3_128()
+    update = found.update
     with quiet():
-        for path, view in zip(paths, raw_views([tensors[path] for path in paths]), strict=True):
-            array = tensors[path]
-            found.update(_header(path, array.dtype, array.shape))
-            # A view that numpy had to copy is in row-major order, the array is not: its squares are added in its own.
-            if squares is not None and array.dtype == mx.float32 and not view.flags.owndata:
-                squares[path] = quiet_square_sum(view.reshape(-1), found.update)
-            elif view.size:
-                found.update(view.data)
+        for path, header, is_float, array in zip(forms.paths, headers, floats, arrays, strict=True):
+            update(header)
+            memory = memoryview(array)  # type: ignore[arg-type]  # for a moment: the handle may be the caller's
+            if not memory.c_contiguous:  # made row-major: squares of the array are added in an order of its own
+                update(raw_views([array])[0].data)
+            elif not is_float or squares is None:
+                update(memory)
+            elif memory.nbytes:
+                squares[path] = quiet_square_sum(np.frombuffer(memory, FLOAT), update)
+            else:
+                squares[path] = 0.0
     return found.hexdigest()
+
+
+class _Forms:
+    """What the stream has before the contents of each array under some paths: made anew where a dtype or shape changed.
+
+    Attributes:
+        paths: in their order.
+    """
+
+    def __init__(self, paths: tuple[str, ...]) -> None:
+        self.paths = paths
+        self._made: tuple[Any, Any] = None, ([], [])  # shapes and dtypes, and what was made for them
+
+    def of(self, arrays: Sequence[mx.array]) -> tuple[list[bytes], list[bool]]:
+        """Of each array its header, and whether it is float32."""
+        now = [array.shape for array in arrays], [array.dtype for array in arrays]
+        then, made = self._made  # read once: another thread may ask, too
+        if then != now:
+            headers = [_header(*one) for one in zip(self.paths, now[1], now[0], strict=True)]
+            made = headers, [dtype == mx.float32 for dtype in now[1]]
+            self._made = now, made
+        return made
+
+
+@functools.lru_cache(maxsize=64)
+def _forms(paths: tuple[str, ...]) -> _Forms:
+    return _Forms(paths)
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -118,11 +157,13 @@ def lanes(
     return BytesPlan(weights, optimizer).lanes(rng, cursor, squares)
 
 
-def _grouped(weights: Mapping[str, mx.array], optimizer: Mapping[str, mx.array]) -> dict[str, dict[str, mx.array]]:
-    groups: dict[str, dict[str, mx.array]] = {"weights": dict(weights), "adam_m": {}, "adam_v": {}, "other": {}}
-    for path, array in optimizer.items():
-        groups[lane_of(path)][path] = array
-    return groups
+@functools.lru_cache(maxsize=64)
+def _paths_of_lanes(weights: tuple[str, ...], optimizer: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
+    """The paths of each lane, sorted."""
+    groups: dict[str, list[str]] = {"weights": list(weights), "adam_m": [], "adam_v": [], "other": []}
+    for path in optimizer:
+        groups[lane_of(path)].append(path)
+    return [(lane, tuple(sorted(paths))) for lane, paths in groups.items()]
 
 
 def _with_json(found: dict[str, str], rng: Iterable[int], cursor: Mapping[str, Any]) -> dict[str, str]:
@@ -134,15 +175,18 @@ class BytesPlan:
     """The arrays of each lane of a state, which need not be evaluated yet."""
 
     def __init__(self, weights: Mapping[str, mx.array], optimizer: Mapping[str, mx.array]) -> None:
-        self._groups = _grouped(weights, optimizer)
+        self._lanes = [
+            (lane, _forms(paths), [(weights if lane == "weights" else optimizer)[path] for path in paths])
+            for lane, paths in _paths_of_lanes(tuple(weights), tuple(optimizer))
+        ]
 
     def lanes(
         self, rng: Iterable[int], cursor: Mapping[str, Any], squares: dict[str, float] | None = None
     ) -> dict[str, str]:
         """The fingerprints. `squares` as of the function `lanes`."""
         found = {
-            lane: fingerprint(group, BYTES, squares if lane != "weights" else None)
-            for lane, group in self._groups.items()
+            lane: _of_bytes(forms, arrays, squares if lane != "weights" else None)
+            for lane, forms, arrays in self._lanes
         }
         return _with_json(found, rng, cursor)
 
@@ -159,8 +203,8 @@ class LanePlan:
         self.names: list[tuple[str, str]] = []
         self.arrays: list[mx.array] = []
         self._parts: dict[str, tuple[bytes, slice]] = {}
-        for lane, group in _grouped(weights, optimizer).items():
-            paths, start = sorted(group), len(self.arrays)
+        for lane, paths in _paths_of_lanes(tuple(weights), tuple(optimizer)):
+            start, group = len(self.arrays), weights if lane == "weights" else optimizer
             self.names += [("weights" if lane == "weights" else "optimizer", path) for path in paths]
             self.arrays += [group[path] for path in paths]
             self._parts[lane] = _headers(group, paths), slice(start, len(self.arrays))

@@ -42,6 +42,7 @@ class Base:
     name: str
     bytes: int
     sha256: str
+    xxh3: str
     arrays: Mapping[str, mx.array]
 
 
@@ -74,13 +75,14 @@ def _store(folder: Path, arrays: dict[str, mx.array]) -> Base:
     """Writes them, unless they are there: the same arrays always give the same bytes."""
     temporary = temporary_beside(folder / "frozen.safetensors")
     try:
-        size, digest = write_flushed(temporary, tensor_file.chunks("frozen.safetensors", arrays))
-        os.replace(temporary, folder / f"frozen-{digest}.safetensors")
+        written = write_flushed(temporary, tensor_file.chunks("frozen.safetensors", arrays))
+        name = f"frozen-{written.sha256}.safetensors"
+        os.replace(temporary, folder / name)
     except BaseException:
         discard(temporary)
         raise
     sync_folder(folder)
-    return Base(f"frozen-{digest}.safetensors", size, digest, arrays)
+    return Base(name, *written, arrays)
 
 
 def _same(stored: mx.array | HostArray | None, array: mx.array | HostArray) -> bool:

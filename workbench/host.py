@@ -17,6 +17,7 @@ import numpy as np
 NORMS = (
     "float32 blocks of 4096, memory order"  # in the manifest: norms made in another way can't be compared bit by bit
 )
+FLOAT = np.dtype(np.float32)
 _BLOCK = 4096  # elements a BLAS dot call: below every library's threading threshold, so threads cannot reorder the sum
 _STRETCH = 32 * _BLOCK  # elements that are summed and hashed in turn: 512 KiB, which a core's cache still holds
 
@@ -35,7 +36,12 @@ def float_views(arrays: Sequence[mx.array]) -> list[np.ndarray]:
     """
     plain = [copy(array) if array.dtype == mx.float32 else array.astype(mx.float32) for array in arrays]
     mx.eval(plain)
-    return [np.asarray(array).ravel(order="K") for array in plain]
+    found = []
+    for array in plain:
+        memory = memoryview(array)  # type: ignore[arg-type]
+        whole = memory.c_contiguous and memory.nbytes
+        found.append(np.frombuffer(memory, FLOAT) if whole else np.asarray(array).ravel(order="K"))
+    return found
 
 
 def strides(array: mx.array) -> tuple[int, ...]:
@@ -63,12 +69,19 @@ def quiet() -> np.errstate:
 
 def quiet_square_sum(values: np.ndarray, also: Callable[[Any], object] | None = None) -> float:
     """`square_sum`, to be called within `quiet`: for many small arrays, entering it takes longer than the sum."""
-    if values.size > _BLOCK:
+    size = values.size
+    if size > _STRETCH:
         total = _blockwise(values, also)
-    else:  # one BLAS call
-        if also is not None and values.size:
+    else:
+        if also is not None and size:
             also(values)
-        total = float(values.dot(values))
+        if size <= _BLOCK:  # one BLAS call
+            total = float(values.dot(values))
+        elif size % _BLOCK:
+            total = _blockwise(values)
+        else:
+            blocks = values.reshape(-1, _BLOCK)
+            total = float(np.add.reduce(np.vecdot(blocks, blocks), dtype=np.float64))
     if not 1e-30 < total < 1e30:  # overflow, underflow, NaN, or exactly zero
         total = _blockwise(values.astype(np.float64))
     return total

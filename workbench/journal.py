@@ -38,6 +38,11 @@ class Journal:
         self.lost = False
         self._lock = threading.Lock()
 
+    @property
+    def seal(self) -> str | None:
+        """The seal of the last line that was put; see `lines.seal`."""
+        return self._main.seal
+
     def put(self, line: Line) -> None:
         """Appends a line, or keeps it waiting: see `failure`."""
         with self._lock:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from .errors import RunError, WorkbenchError
-from .files import pretty_json, write_atomic
+from .files import canonical_json, pretty_json, sha256, write_atomic
 from .ranks.rank_setup import RankSetup
 from .spikes import SpikeSettings
 from .untrusted import decode, read_file
@@ -76,6 +76,20 @@ class Parent(msgspec.Struct, forbid_unknown_fields=True):
     changes: list[str] = []
 
 
+class End(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How far a run got, which nothing else in the folder says once the end of its telemetry is gone.
+
+    Attributes:
+        step: at which it was done.
+        seal: of the telemetry's last line, which says so; see `lines.seal`.
+        checkpoints: step and segment of those that there were then.
+    """
+
+    step: int
+    seal: str
+    checkpoints: list[tuple[int, int]]
+
+
 class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`rebuild` is how to get the experiment again: {"kind": "trainer", "config": {...}}, {"kind": "factory",
     "factory": "module:function", "arguments": {...}}, or {"kind": "none"}, to which a script that recorded a loop
@@ -107,6 +121,9 @@ class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     numbers: bool = False  # those of Python or numpy in a batch reach the step as they are, not as arrays
     extra: list[str] = []  # names of the state that it keeps outside model and optimizer
     ranks: RankSetup | UnsetType = UNSET  # who trained together; of one process there is none
+    ignore: list[str] | UnsetType = UNSET  # what the step changes, and the user says that no step depends on
+    sealed: bool = False  # lines and commit records carry their digests, and meta lines that of the manifest
+    end: End | UnsetType = UNSET  # taken away when a process goes on with the run, and put back at its end
 
     def lineage(self, segment: int, step: int) -> int:
         """The segment that performed `step` on the way that leads to `segment`.
@@ -139,6 +156,27 @@ class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 def write(manifest: Manifest, folder: Path) -> None:
     write_atomic(folder / NAME, pretty_json(manifest))
+
+
+def digest(content: bytes, segments: int | None = None) -> str:
+    """SHA-256 of what a manifest says, in hexadecimal: of its JSON with sorted keys and without spaces. Left out are
+    `end`, which changes while the rest does not, and where data files lie: who moves them may say so, and their size
+    and SHA-256 tell whether they are those.
+
+    Args:
+        content: of the file.
+        segments: as if it had only so many; None: all.
+
+    Raises:
+        ValueError: it is no manifest.
+    """
+    msgspec.json.decode(content, type=_Digested)
+    document = msgspec.json.decode(content, type=dict[str, Any])
+    document.pop("end", None)
+    document["data"] = [{name: one[name] for name in one if name != "path"} for one in document["data"]]
+    if segments is not None:
+        document["segments"] = document["segments"][:segments]
+    return sha256(canonical_json(document))
 
 
 def read(folder: Path) -> Manifest:
@@ -187,6 +225,11 @@ class _Options(msgspec.Struct):
     accumulate: int = 1
     compile: bool = True
     deterministic: bool = True
+
+
+class _Digested(msgspec.Struct):
+    data: list[dict[str, Any]]
+    segments: list[Any]
 
 
 class _Version(msgspec.Struct):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .errors import ReplayError, WorkbenchError
+from .errors import ChangedByHand, ReplayError, WorkbenchError
 from .fan_out import fan_out
 from .recorded.plan import asked_steps
 from .run import Run
@@ -209,6 +209,10 @@ def _performed(group: Group) -> list[Replayed]:
                     )
                 )
                 waiting.remove(outcome.step)
+    except ChangedByHand as error:  # nothing was performed yet
+        able = [step for step in waiting if error.step is not None and step < error.step]
+        found += _performed(msgspec.structs.replace(group, steps=able)) if able else []
+        found += [Replayed(group.run, step, group.segment, error=str(error)) for step in waiting if step not in able]
     except Exception as error:  # of any kind: a user's model raises what it likes
         said = _sentence(error)
         found += [Replayed(group.run, step, group.segment, error=said) for step in waiting]

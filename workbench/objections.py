@@ -6,6 +6,7 @@ Knows experiments and what was found; performs nothing.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -65,7 +66,31 @@ def _form(array: mx.array) -> str:
     return f"{array.dtype}{array.shape}".removeprefix("mlx.core.")
 
 
-def tell(model: nn.Module, unlike: list[str], doubt: str | None, step: int, changed: list[str], *, drew: bool) -> None:
+def of_unclear(unclear: Mapping[str, str], numbers: list[str]) -> list[str]:
+    """
+    Args:
+        unclear: by the name of each number of which it is not known what becomes of it ("": one of `numbers`), why.
+    """
+    each = [f"{name or some(numbers)}: the step {why}" for name, why in unclear.items()]
+    return [f"whether a step depends on a number that no checkpoint holds is unverified ({some(each)})"] if each else []
+
+
+def tell(
+    model: nn.Module,
+    unlike: list[str],
+    doubt: str | None,
+    step: int,
+    changed: list[str],
+    more: Sequence[str] = (),
+    *,
+    drew: bool,
+) -> None:
+    """
+    Args:
+        more: further sentences, without their full stop.
+    """
+    for one in more:
+        _warn(one)
     if doubt:
         _warn(
             f"the self-check is unverified: step {step} was not performed twice, for {doubt}. Whether the run "
@@ -123,10 +148,18 @@ def of_moved_on(moving: list[Opaque]) -> str:
     )
 
 
-def of_numbers(names: list[str], changed: dict[str, tuple[Any, Any]]) -> str:
-    each = [f"{name} (from {changed[name][0]} to {changed[name][1]})" for name in names]
+def of_numbers(names: list[str], changed: dict[str, tuple[Any, Any]], used: Mapping[str, str] | None = None) -> str:
+    """
+    Args:
+        names: of those that the step changes.
+        used: by some of these names, or by none of them (""), how the step was seen to use it; None: it was not tried.
+    """
+    used = used or {}
+    shown = [name for name in names if name in used] or names
+    each = [f"{name} (from {changed[name][0]} to {changed[name][1]})" for name in shown]
+    how = f"{next(iter(used.values()))}, and so" if used else "and"
     return (
-        f"the step changes a number that no checkpoint holds, {some(each)}, and a later step may depend on it. Hand "
+        f"the step changes a number that no checkpoint holds, {some(each)}, {how} a later step may depend on it. Hand "
         "what holds it to the recorder as `extra` (an object with state_dict and load_state_dict), or count in the "
         "loop, outside of the step"
     )

@@ -5,6 +5,7 @@ Knows a performed step; nothing of files, comparison or probes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 
 from .bits import bits_float, float_bits, json_float
 from .checkpoints.checkpoint_reader import read
+from .errors import ChangedByHand
 from .experiment import Batch, Experiment, random_key, set_random_key
 from .fingerprint import method_here
 from .norms import square_sums
@@ -71,7 +73,8 @@ class Observation:
         for name in ARRAYS:
             norms, fields = self.ready.get(name, (None, {}))
             found |= fields if norms is self.norms[name] else array_fields(name, self.norms[name])
-        return found | {"lr": None if self.lr is None else json_float(self.lr)}
+        found["lr"] = None if self.lr is None else json_float(self.lr)
+        return found
 
 
 def observe(
@@ -122,7 +125,9 @@ def _norms(stepper: Stepper, result: StepResult, asked: Reading, found: Read) ->
     """The four per-layer arrays: L2 norm of each layer, from the sums of squares of its arrays; None without any."""
     outputs, parameters = _layers(stepper)
     names = [path for paths in asked.moments for path in paths.values()]
-    optimizer = square_sums({path: asked.optimizer[path] for path in names}, found.optimizer)
+    optimizer = found.optimizer
+    if not isinstance(asked, HostReading) or not optimizer.keys() >= set(names):
+        optimizer = square_sums({path: asked.optimizer[path] for path in names}, optimizer)
     moments = [{parameter: optimizer[path] for parameter, path in paths.items()} for paths in asked.moments]
     last = _roots(*((squares, parameters) for squares in moments))
     if asked.norms is None:
@@ -144,12 +149,18 @@ def _roots(*kinds: tuple[Mapping[str, float], list[list[str]]]) -> list[Norms]:
     sums: list[float | None] = []
     for squares, layers in kinds:
         for paths in layers:
-            own = [squares[path] for path in paths if path in squares]
-            sums.append(sum(own) if own else None)
+            if len(paths) == 1:
+                sums.append(squares.get(paths[0]))
+            else:
+                own = [squares[path] for path in paths if path in squares]
+                sums.append(sum(own) if own else None)
     with np.errstate(over="ignore", invalid="ignore"):
         roots = np.sqrt(np.array([0.0 if one is None else one for one in sums], np.float64)).astype(np.float32)
-    values = iter([None if one is None else root for one, root in zip(sums, roots, strict=True)])
-    return [[next(values) for _ in layers] for _, layers in kinds]
+    norms: Norms = list(roots)
+    if None in sums:
+        norms = [None if one is None else root for one, root in zip(sums, norms, strict=True)]
+    ends = list(itertools.accumulate(len(layers) for _, layers in kinds))
+    return [norms[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def learning_rate(experiment: Experiment) -> float | None:
@@ -176,7 +187,13 @@ def edit(experiment: Experiment, edits: Edits) -> None:
 
     Raises:
         CheckpointError: the state that it went on from can't be read.
+        ChangedByHand: it changed what no checkpoint holds.
     """
+    if edits.by_hand is not None:
+        raise ChangedByHand(
+            f"the loop changed {edits.by_hand} between two steps, outside of them, and no checkpoint holds the changed "
+            "state: no replay can follow there"
+        )
     if isinstance(edits, Restart):
         restore(experiment, read(Path(edits.folder), edits.step, edits.segment, edits.run))
     if edits.rng is not None:

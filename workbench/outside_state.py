@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .bare_objects import all_plain, attributes, is_a, items_of, plain_value
 from .contents import RANDOM, Held
 from .deep_snapshot import DeepSnapshot, opaque
 from .experiment import Experiment, kept_arrays, state_arrays
@@ -25,7 +26,7 @@ def outside(experiment: Experiment) -> Iterator[Found]:
     trained = {id(array) for array in state_arrays(experiment.model).values()}
     seen = set()
     for path, value, place in _reached(experiment):
-        at = (path,) if place is None else (id(place[0]), place[1])
+        at = (path,) if place is None else (id(place.holder), plain_value(place.key))
         if id(value) not in trained and at not in seen:
             seen.add(at)
             yield path, value, place
@@ -34,7 +35,7 @@ def outside(experiment: Experiment) -> Iterator[Found]:
 def _reached(experiment: Experiment) -> Iterator[Found]:
     yield from visit(experiment.model, "model")
     for path, optimizer in _optimizers(experiment):
-        yield from visit(vars(optimizer), path, {id(optimizer.state)})
+        yield from visit(attributes(optimizer), path, {id(optimizer.state)})
     known = _known(experiment)
     for name, function in (("loss_fn", experiment.loss_fn), ("step_fn", experiment.step_fn)):
         yield from visit(function, name, known)
@@ -70,17 +71,17 @@ def _containers(experiment: Experiment) -> Iterator[int]:
     seen: set[int] = set()
     while todo:
         one = todo.pop()
-        if isinstance(one, (dict, list, tuple)) and id(one) not in seen:
+        if is_a(one, (dict, list, tuple)) and id(one) not in seen:
             seen.add(id(one))
             yield id(one)
-            todo += list(dict.values(one)) if isinstance(one, dict) else list(one)
+            todo += list(dict.values(one)) if is_a(one, dict) else items_of(one)
 
 
 def of_sampler(experiment: Experiment) -> DeepSnapshot | None:
     """What the sampler holds beside what its cursor says; None if it holds something that can't be looked into, which
     its `load_state_dict` may put elsewhere."""
     sampler = experiment.sampler
-    if any(opaque(edge.value) not in (None, "cache") for edge in walk([("sampler", sampler)], ())):
+    if any(opaque(edge.value) not in (None, "cache", "sink") for edge in walk([("sampler", sampler)], ())):
         return None
     skip = {id(experiment.model), id(experiment.optimizer), *map(id, experiment.extra.values())}
     return DeepSnapshot([("sampler", sampler)], skip)
@@ -108,11 +109,14 @@ def named(changed: list[Held], known: dict[str, Any]) -> list[str]:
 
 def _others(one: Held) -> list[str]:
     """The keys whose values are others, as paths; the whole, if it is not of text keys or some have come or gone."""
-    then, now = dict(one.then), dict(one.kind.read(one.thing))
+    before, after = one.then, one.kind.read(one.thing)
+    if one.kind.name == "dict" and not all_plain(key for key, _ in (*before, *after)):
+        return [f"{one.path} (a dict)"]
+    then, now = dict(before), dict(after)
     keys = [key for key in {**then, **now} if key not in then or key not in now or not one.kind.same(
         [(key, then[key])], [(key, now[key])]
     )]  # fmt: skip
-    if one.kind.name == "dict" and any(key not in then or key not in now or not isinstance(key, str) for key in keys):
+    if one.kind.name == "dict" and any(key not in then or key not in now or not is_a(key, str) for key in keys):
         return [f"{one.path} (a dict)"]
     return [f"{one.path}.{key}" for key in keys] or [f"{one.path} (the order of a dict)"]
 

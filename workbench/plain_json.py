@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -31,3 +32,15 @@ def plain_json(value: Any, what: str, where: str, path: str = "") -> Any:
         f"{what}{path} is {str(found).removeprefix('builtins.')}; expected a JSON value "
         f"(text, a whole or finite number, true, false, null, a list or a dict); convert it in {where}"
     )
+
+
+def copied(value: Any) -> Any:
+    """A copy of a JSON value all the way down, in a fraction of the time of `copy.deepcopy`: every step makes one."""
+    if type(value) is dict:
+        return {key: copied(item) for key, item in value.items()}
+    if type(value) is list:
+        return [copied(item) for item in value]
+    return value if type(value) in _ATOMS else copy.deepcopy(value)
+
+
+_ATOMS = (str, int, float, bool, type(None))

@@ -6,6 +6,7 @@ gradient have the exact pass's bits. Knows steps and states; nothing of files or
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -18,8 +19,9 @@ from .fingerprint import fingerprint
 from .numbered_batch import arguments
 from .probes.measure import measure
 from .probes.measured import Row
+from .probes.streamed import portions, streamed
 from .probes.watch import Forward, Watch
-from .ranks.world import everywhere
+from .ranks.world import everywhere, world
 from .snapshot import State, restore
 from .step import Stepper, StepResult, forward_backward
 
@@ -43,7 +45,15 @@ class Probe:
     certified_forward: bool | None = None
 
 
-def probe(stepper: Stepper, batch: Batch, exact: StepResult, *, compiled: bool, watched: bool = True) -> Probe:
+def probe(
+    stepper: Stepper,
+    batch: Batch,
+    exact: StepResult,
+    *,
+    compiled: bool,
+    watched: bool = True,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Probe:
     """Runs the instrumented forward and backward pass on the state that the stepper's experiment now holds.
 
     The caller restores the state N-1 (with its random state) before, and whatever it needs after.
@@ -53,6 +63,7 @@ def probe(stepper: Stepper, batch: Batch, exact: StepResult, *, compiled: bool, 
         exact: the exact pass's result on the same state and batch.
         compiled: run the pass through `mx.compile`, as the run's own step.
         watched: also see attention and logits.
+        meanwhile: called once, when the pass has begun to be computed.
     """
     experiment = stepper.experiment
     watch = Watch(experiment.model, experiment.loss_fn)
@@ -69,13 +80,30 @@ def probe(stepper: Stepper, batch: Batch, exact: StepResult, *, compiled: bool, 
     loss, gradients, activations, activation_gradients, seen = run(
         *arguments(batch, compiled=experiment.options.compile)
     )
-    _evaluate([loss, gradients, activations, activation_gradients, experiment.model.parameters(), random_state()], seen)
+    left = [experiment.model.parameters(), random_state()]
+    if experiment.options.accumulate == 1 and world().size == 1:
+        rows = streamed(portions("activation", activations), meanwhile)
+        _evaluate([loss], seen)
+        noted = watch.forward(seen) if watched else None
+        del seen  # before the backward pass, which needs the room
+        watch.seen.clear()
+        rows += streamed(portions("activation_gradient", activation_gradients, _beside(stepper, gradients)))
+        mx.eval(gradients, left)
+    else:  # several passes, or ranks that wait for each other: in whatever order MLX finds best
+        meanwhile()
+        _evaluate([loss, gradients, activations, activation_gradients, left], seen)
+        rows = measure("activation", activations) + measure("activation_gradient", activation_gradients)
+        noted = watch.forward(seen) if watched else None
     same_loss = float_bits(loss.item()) == float_bits(exact.loss)
     # Ranks that perform a step together go on to the next pass together.
     certified = everywhere(same_loss and fingerprint(gradients) == fingerprint(exact.gradients))
-    rows = measure("activation", activations) + measure("activation_gradient", activation_gradients)
-    noted = watch.forward(seen) if watched else None
     return Probe(certified, compiled, rows, noted, certified if watched else None)
+
+
+def _beside(stepper: Stepper, gradients: Mapping[str, mx.array]) -> dict[str, list[mx.array]]:
+    """Gradients of a layer's parameters, by the layer: with what reaches its first call, the last that the backward
+    pass comes to, they can be computed, and what they are computed from is not waited with."""
+    return {layer: [gradients[path] for path in paths if path in gradients] for layer, paths in stepper.owned.items()}
 
 
 def _evaluate(results: list, seen: list) -> None:
@@ -86,15 +114,22 @@ def _evaluate(results: list, seen: list) -> None:
         mx.eval(results)
 
 
-def certified_probe(stepper: Stepper, before: State, batch: Batch, exact: StepResult) -> Probe:
+def certified_probe(
+    stepper: Stepper,
+    before: State,
+    batch: Batch,
+    exact: StepResult,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Probe:
     """Eager first: it needs no compiling. Where eager bits differ (fp16 on CPU, CUDA), compiled as the run's step; and
     where outputs for what is watched moved bits of that, compiled once more without them.
 
     Args:
         before: state N-1, from which each pass starts.
+        meanwhile: called once, while the first pass is being computed: for what the host has to do anyway.
     """
     restore(stepper.experiment, before)
-    eager = probe(stepper, batch, exact, compiled=False)
+    eager = probe(stepper, batch, exact, compiled=False, meanwhile=meanwhile)
     if eager.certified or not stepper.experiment.options.compile:
         return eager
     restore(stepper.experiment, before)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import CheckpointError, DataError, EnvironmentMismatch, ReplayError, TelemetryError
+from .errors import ChangedByHand, CheckpointError, DataError, EnvironmentMismatch, ReplayError, TelemetryError
 from .fan_out import WorkerLost, fan_out
 from .ranks.attendance import setup_of
 from .replay import Outcome, replay_steps
 from .replaying.preparation import Prepared, prepared, undisturbed
+from .replaying.suspicion import suspicion
 from .run import Run
 from .verification import Check, Verdict
 
@@ -127,6 +128,13 @@ def _group(
         found.notices += ready.notices if ready is not None else []
     except EnvironmentMismatch:  # a ReplayError too
         raise
+    except ChangedByHand as error:  # nothing was performed yet
+        able = [step for step in waiting if error.step is not None and step < error.step]
+        if able:
+            found = _group(run, segment, start, able, progress, experiment=experiment, lost=lost, **options)
+        beyond = [step for step in waiting if step not in able]
+        found.checks += [not_replayed(f"{step}, segment {segment}", str(error), "unverified") for step in beyond]
+        return found
     except _DAMAGE as error:
         verdict: Verdict = "unverified" if lost and isinstance(error, DataError) else "mismatch"
         found.checks += [not_replayed(f"{step}, segment {segment}", str(error), verdict) for step in waiting]
@@ -158,6 +166,7 @@ def outcomes_of(
             ready.evidence,
             layers=run.manifest.layers,
             method=ready.method,
+            checkpoint=ready.committed,
             edits=ready.edits,
             with_probe=False,
             repeat=lambda step: False,
@@ -216,7 +225,8 @@ def _check(outcome: Outcome, ready: Prepared, segment: int) -> Check:
     name = f"{outcome.step}, segment {segment}"
     if (difference := outcome.first_difference) is not None:
         where = f"{difference.item} at step {difference.step} ({difference.where}): {difference.detail}"
-        return Check("step", name, "mismatch", f"the first difference is {where}")
+        noted = None if ready.unlike else suspicion(ready.run, segment, difference.step)
+        return Check("step", name, "mismatch", f"the first difference is {where}" + (f". {noted}" if noted else ""))
     if not outcome.exact:
         return Check("step", name, "unverified", outcome.gates.faithful.explanation)
     if ready.unlike:

@@ -1,30 +1,55 @@
 """What can be reached from a model or a function beside a model's parameters: arrays and plain values, by path.
 
 MLX looks for parameters in modules, dicts and lists, under names that do not start with `_`. Whatever else holds an
-array (a tuple, an object, a closure) is neither trained nor saved. Knows MLX and Python objects; not experiments.
+array (a tuple, an object, a closure) is neither trained nor saved. No code of a class is run to look at what it holds.
+Knows MLX and Python objects; not experiments.
 """
 
 from __future__ import annotations
 
+import collections
 import copy
-import functools
+import gc
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
+from functools import partial, partialmethod
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
+from .bare_objects import (
+    MISSING,
+    attributes,
+    class_names,
+    defined_in_python,
+    full_name,
+    inherits,
+    is_a,
+    items_of,
+    module_of,
+    name_of,
+    names_of,
+    order_of,
+    plain_value,
+    slot,
+    slots,
+)
+from .code_names import globals_used
 from .host import raw_views
-from .object_graph import class_names, globals_used, ours, slots
+from .object_graph import CACHED, IN_C, WRAPPING, Place, closed_over, held_in_c, of_partial, ours
+from .report_branches import REPORTERS
 from .trees import state_arrays
 
-Found = tuple[str, Any, tuple[Any, Any] | None]
+Found = tuple[str, Any, Place | None]
 
 _LIMIT = 20_000  # objects visited, and
 _LONG = 1_000  # items of a list: enough for any model, and no walk through a data set
 _PLAIN = (int, float, str, bool, type(None))
-_FOREIGN = ("builtins", "mlx", "numpy", "workbench", "threading", "collections", "functools", "itertools", "types")
+_FOREIGN = {"builtins", "mlx", "numpy", "workbench", "threading", "collections", "functools", "itertools"}
+_HOLDERS = (types.SimpleNamespace, partialmethod)
+_FOREIGN |= {"types", "queue"} | REPORTERS  # what a progress bar counts is its own
 
 
 def unseen(model: nn.Module) -> list[str]:
@@ -56,7 +81,7 @@ def visit(root: Any, path: str, skip: Collection[int] = ()) -> Iterator[Found]:
         if not todo:
             return
         path, value, place = todo.pop()
-        if isinstance(value, (mx.array, *_PLAIN)):
+        if is_a(value, (mx.array, np.number, *_PLAIN)):
             yield path, value, place
             continue
         if id(value) in seen:
@@ -67,64 +92,80 @@ def visit(root: Any, path: str, skip: Collection[int] = ()) -> Iterator[Found]:
 
 def _children(path: str, value: Any) -> Iterator[Found]:
     dot = f"{path}." if path else ""
-    if isinstance(value, nn.Module):
-        for holder in (value, vars(value)):
-            yield from ((f"{dot}{key}", item, (holder, key)) for key, item in holder.items() if key != "_no_grad")
-    elif isinstance(value, Mapping):
-        held = [(key, item) for key, item in list(value.items()) if isinstance(key, (str, int))]
-        yield from ((f"{dot}{key}", item, (value, key)) for key, item in held)
-    elif isinstance(value, functools.partial):
-        yield from (
-            (path, value.func, None),
-            (f"{dot}args", value.args, None),
-            (f"{dot}keywords", value.keywords, None),
-        )
-    elif isinstance(value, (list, tuple)):
-        if len(value) > _LONG:
+    if is_a(value, nn.Module):
+        yield from _of_dict(dot, value)
+        yield from (one for one in _of_dict(dot, attributes(value) or {}) if one[0] != f"{dot}_no_grad")
+    elif is_a(value, dict):
+        yield from _of_dict(dot, value)
+    elif inherits(value, collections.UserDict, collections.UserList):
+        yield path, (attributes(value) or {}).get("data"), None
+    elif is_a(value, types.MappingProxyType):
+        yield from ((path, held, None) for held in gc.get_referents(value) if is_a(held, dict))
+    elif is_a(value, partial):
+        yield from zip((path, f"{dot}args", f"{dot}keywords"), of_partial(value), (None, None, None), strict=True)
+    elif is_a(value, (list, tuple)):
+        if len(items := items_of(value)) > _LONG:
             return
-        holds = isinstance(value, list)
-        yield from ((f"{path}[{at}]", item, (value, at) if holds else None) for at, item in enumerate(value))
+        holds = is_a(value, list)
+        yield from ((f"{path}[{at}]", item, Place(value, at) if holds else None) for at, item in enumerate(items))
         yield from _attributes(dot, value)
-    elif isinstance(value, types.MethodType):
+    elif is_a(value, types.MethodType):
         yield from ((f"{dot}self", value.__self__, None), (path, value.__func__, None))
-    elif isinstance(value, types.FunctionType):
-        if value.__module__.partition(".")[0] not in _FOREIGN:
+    elif is_a(value, types.FunctionType):
+        if _top(value.__module__) not in _FOREIGN:
             yield from ((f"{dot}{name}", item, place) for name, item, place in _of_function(value))
-    elif isinstance(value, type):
-        if ours(value.__module__):
-            yield from ((f"{dot}{name}", vars(value)[name], (value, name)) for name in _class_values(value))
-    elif not isinstance(value, types.ModuleType) and type(value).__module__.partition(".")[0] not in _FOREIGN:
+        elif _top(value.__module__) in WRAPPING:
+            yield from _closed_over(dot, value)
+    elif is_a(value, type):
+        if ours(module_of(value)):
+            own = names_of(value)
+            yield from ((f"{dot}{name}", own[name], Place(value, name, "attribute")) for name in _class_values(value))
+    elif is_a(value, CACHED):
+        yield path, (attributes(value) or {}).get("__wrapped__"), None
+    elif full_name(type(value)) in IN_C:
+        yield from ((path, one, None) for one in held_in_c(value))
+    elif is_a(value, _HOLDERS) or not (is_a(value, types.ModuleType) or _top(module_of(type(value))) in _FOREIGN):
         yield from _attributes(dot, value)
+
+
+def _of_dict(dot: str, held: dict[Any, Any]) -> Iterator[Found]:
+    for key, item in list(dict.items(held)):
+        if is_a(key, (str, int)):
+            yield f"{dot}{plain_value(key)}", item, Place(held, key)
+
+
+def _top(module: Any) -> str:
+    return module.partition(".")[0] if type(module) is str else ""
 
 
 def _attributes(dot: str, value: Any) -> Iterator[Found]:
-    held = getattr(value, "__dict__", {})
-    yield from ((f"{dot}{key}", item, (held, key)) for key, item in list(held.items()))
-    kind: Any = type(value)
-    for name in slots(kind):
-        if hasattr(value, name):
-            yield f"{dot}{name}", getattr(value, name), (value, name)
-    for one in kind.__mro__:
-        if ours(one.__module__):
-            yield f"{dot}{one.__name__}", one, None
+    yield from _of_dict(dot, attributes(value) or {})
+    for name in slots(type(value)):
+        if (item := slot(value, name)) is not MISSING:
+            yield f"{dot}{name}", item, Place(value, name, "attribute")
+    for one in order_of(type(value)):
+        if ours(module_of(one)):
+            yield f"{dot}{name_of(one)}", one, None
 
 
 def _class_values(kind: type) -> list[str]:
-    return [name for name in class_names(kind) if not callable(vars(kind)[name])]
+    own = names_of(kind)
+    return [name for name in class_names(kind) if not callable(own[name])]
 
 
 def _of_function(function: types.FunctionType) -> Iterator[Found]:
     """What it closes over, its defaults, and the global variables that its code reads."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        try:
-            yield name, cell.cell_contents, (cell, "cell_contents")
-        except ValueError:  # not assigned yet
-            continue
+    yield from _closed_over("", function)
     yield from ((f"default {number}", item, None) for number, item in enumerate(function.__defaults__ or ()))
-    yield from ((key, item, (function.__dict__, key)) for key, item in function.__dict__.items())
+    yield from _of_dict("", function.__kwdefaults__ or {})
+    yield from _of_dict("", function.__dict__)
     for name in globals_used(function.__code__):
         if name in function.__globals__:
-            yield name, function.__globals__[name], (function.__globals__, name)
+            yield name, function.__globals__[name], Place(function.__globals__, name)
+
+
+def _closed_over(dot: str, function: types.FunctionType) -> Iterator[Found]:
+    return ((edge.path, edge.value, edge.place) for edge in closed_over(dot, function) if edge.place is not None)
 
 
 class Surroundings:
@@ -136,33 +177,47 @@ class Surroundings:
 
     def __init__(self, found: Callable[[], Iterator[Found]]) -> None:
         self._found = found
-        self._then = {path: copy.copy(value) for path, value, _ in found()}
+        self._then = {path: copy.copy(value) if is_a(value, mx.array) else value for path, value, _ in found()}
 
     def changed(self) -> dict[str, tuple[Any, Any]]:
         """By path, the value then and now of those that are others now. New ones are not: a list that grows is what a
         loop logs."""
-        return {path: (self._then[path], value) for path, value, _ in self._others()}
+        return {path: (_shown(self._then[path]), _shown(value)) for path, value, _ in self._others()}
+
+    def places(self) -> dict[str, Place]:
+        """Where those that are others now stand; without those in whose place nothing else can be put."""
+        return {path: place for path, _, place in self._others() if place is not None}
 
     def put_back(self) -> None:
         """Gives each the value that it had, where something else can be put in its place."""
         for path, _, place in list(self._others()):
-            if place is None:
-                continue
-            holder, key = place
-            if isinstance(holder, types.CellType):
-                holder.cell_contents = self._then[path]
-            elif isinstance(key, str) and not isinstance(holder, Mapping):
-                setattr(holder, key, self._then[path])
-            else:
-                holder[key] = self._then[path]
+            if place is not None:
+                place.put(self._then[path])
 
     def _others(self) -> Iterator[Found]:
         return (one for one in self._found() if one[0] in self._then and _differs(self._then[one[0]], one[1]))
 
 
+class _Named(str):
+    """Stands in a sentence for a value of a class of one's own, without asking that for a text."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _shown(value: Any) -> Any:
+    kind = type(value)
+    return _Named(f"{name_of(kind)}({plain_value(value)!r})") if defined_in_python(kind) else value
+
+
 def _differs(then: Any, now: Any) -> bool:
-    if not isinstance(then, mx.array) or not isinstance(now, mx.array):
-        return type(then) is not type(now) or (then != now and then == then)  # NaN is no change
+    if not is_a(then, mx.array) or not is_a(now, mx.array):
+        if type(then) is not type(now):
+            return True
+        one, other = plain_value(then), plain_value(now)
+        return one is not other and one != other and one == one  # NaN is no change
     if then.shape != now.shape or then.dtype != now.dtype:
         return True
     try:

@@ -1,68 +1,77 @@
-"""Files read and hashed, if wished by threads that do it ahead: neither needs the interpreter, so that both are done by
-the time MLX is imported.
+"""Files read and hashed by threads ahead of their use: neither needs the interpreter, so that both are done by the time
+MLX is imported.
 
-A file of tensors is held in the pieces that these are, so that each can be let go when its array is made: its contents
-are never in memory twice. Knows bytes and files; nothing of arrays, checkpoints or runs, and imports no MLX.
+A file is held in memory of its own, of which each part is let go when the next is taken: its contents are never in
+memory twice. Knows bytes and files; nothing of arrays, checkpoints or runs, and imports no MLX.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import errno
+import mmap
 import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import BinaryIO
+from typing import TypeAlias
 
 import msgspec
 
-from .tensor_places import header
+from .digests import SHA256, XXH3, Digests
+from .hashed_file import HashedFile, fill
 from .untrusted import open_regular, read_file
 
-TENSORS = ".safetensors"  # the end of the name of a file that is held in pieces
+_GRAIN = 1 << 21  # bytes let go at a time: a large page of x86-64 and arm64
 
 _begun: dict[Path, Future[Content | None]] = {}
 _lock = threading.Lock()
 
+Source: TypeAlias = "Content | HashedFile"
+
 
 class Content:
-    """The bytes of a file, and their digest.
+    """The bytes of a file that are held, and their digests; as a context manager, it lets go of them.
 
     Attributes:
         size: in bytes.
-        sha256: in hexadecimal, of the very bytes that are held.
     """
 
-    def __init__(self, pieces: list[bytes], sha256: str = "") -> None:
-        self._pieces, start = dict[int, bytes](), 0
-        for piece in filter(None, pieces):
-            self._pieces[start] = piece
-            start += len(piece)
-        self.size, self.sha256 = start, sha256
+    def __init__(self, memory: bytes | bytearray | mmap.mmap, digests: Mapping[str, str] | None = None) -> None:
+        self._view, self._memory = memoryview(memory), memory
+        self.size, self._digests, self._gone = len(memory), dict(digests or {}), 0
 
-    def whole(self) -> bytes:
-        """All that is held, in one piece."""
-        return b"".join(self._pieces.values())
+    def __enter__(self) -> Content:
+        return self
 
-    def taken(self, start: int, end: int) -> bytes | memoryview:
-        """The bytes from `start` to `end`; what is just one piece is not held any longer.
+    def __exit__(self, *exception: object) -> None:
+        self._view, self._memory = memoryview(b""), b""
+
+    def found(self) -> dict[str, str]:
+        """The digests of the very bytes that were held, in hexadecimal, by kind."""
+        return self._digests
+
+    def taken(self, start: int, end: int) -> memoryview:
+        """The bytes from `start` to `end`, valid until the next call; those before `start` are not held any longer.
 
         Raises:
-            ValueError: they are not in one piece.
+            ValueError: they are not there, or not any longer.
         """
-        if start == end:
-            return b""
-        if len(self._pieces.get(start, b"")) == end - start:
-            return self._pieces.pop(start)
-        for first, piece in self._pieces.items():
-            if first <= start and end <= first + len(piece):
-                return memoryview(piece)[start - first : end - first]
-        raise ValueError(f"bytes {start} to {end} of {self.size} are not the contents of a tensor")
+        if not self._gone <= start <= end <= self.size:
+            raise ValueError(f"bytes {start} to {end} are not among those from {self._gone} to {self.size}")
+        whole = start - start % _GRAIN
+        if isinstance(self._memory, mmap.mmap) and whole > self._gone:
+            self._memory.madvise(mmap.MADV_DONTNEED, self._gone, whole - self._gone)
+            self._gone = whole
+        return self._view[start:end]
 
 
-def read(path: Path, size: int) -> Content | None:
+def read(path: Path, size: int, kinds: tuple[str, ...]) -> Content | None:
     """Reads and hashes a file; None: it is not of this size, and was not read.
+
+    Args:
+        kinds: of digests.
 
     Raises:
         OSError: it can't be read, or is no regular file.
@@ -71,38 +80,36 @@ def read(path: Path, size: int) -> Content | None:
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size != size:
             return None
-        digest, pieces = hashlib.sha256(), []
-        for length in _lengths(file, size) if path.name.endswith(TENSORS) else [size]:
-            pieces.append(file.read(length))
-            digest.update(pieces[-1])
-    content = Content(pieces, digest.hexdigest())
-    return content if content.size == size else None
+        memory, digests = _memory(size), Digests(kinds)
+        whole = fill(memoryview(memory), file, 0, digests) == size
+    return Content(memory, digests.found()) if whole else None
 
 
-def _lengths(file: BinaryIO, size: int) -> list[int]:
-    """Of the pieces of a safetensors file: its header's size, the header, each tensor. A damaged one is one piece."""
-    start = 8 + int.from_bytes(file.read(8), "little")
+def _memory(size: int) -> mmap.mmap | bytearray:
+    """In large pages where the system has them: they are touched for the first time in a quarter of the time."""
+    if size < _GRAIN:
+        return bytearray(size)
     try:
-        found = header(file.read(start - 8)) if start <= size else {}
-    except ValueError:
-        found = {}
-    finally:
-        file.seek(0)
-    ends = sorted({start + one.data_offsets[1] for one in found.values()})
-    if not ends or ends[-1] != size or ends[0] < start:
-        return [size]
-    return [8, start - 8, *(end - before for before, end in zip([start, *ends], ends, strict=False))]
+        found = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise MemoryError from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            found.madvise(mmap.MADV_HUGEPAGE)
+    return found
 
 
-def begin(files: Mapping[Path, int]) -> None:
-    """Has threads read files, of which the sizes are given, for `content` to hand out."""
-    for path, size in files.items():
+def begin(files: Mapping[Path, tuple[int, tuple[str, ...]]]) -> None:
+    """Has threads read files, of which the sizes and the kinds of digests are given, for `content` to hand out."""
+    for path, (size, kinds) in files.items():
         future: Future[Content | None] = Future()
         with _lock:
             if path in _begun:
                 continue
             _begun[path] = future
-        threading.Thread(target=_fulfil, args=(future, path, size), daemon=True).start()
+        threading.Thread(target=_fulfil, args=(future, path, size, kinds), daemon=True).start()
 
 
 def begin_checkpoint(folder: Path, step: int, segment: int) -> None:
@@ -113,27 +120,47 @@ def begin_checkpoint(folder: Path, step: int, segment: int) -> None:
         listed = msgspec.json.decode(record, type=_Record).files
     except (OSError, ValueError):
         return
-    begin({folder / name: one.bytes for name, one in listed.items() if Path(name).name == name})
+    begin({folder / name: (one.bytes, one.kinds) for name, one in listed.items() if Path(name).name == name})
 
 
-class _Size(msgspec.Struct):
+class _Entry(msgspec.Struct):
     bytes: int
+    xxh3: str | None = None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return (SHA256,) if self.xxh3 is None else (XXH3,)
 
 
 class _Record(msgspec.Struct):
-    files: dict[str, _Size]
+    files: dict[str, _Entry]
 
 
-def _fulfil(future: Future[Content | None], path: Path, size: int) -> None:
+def _fulfil(future: Future[Content | None], path: Path, size: int, kinds: tuple[str, ...]) -> None:
     try:
-        future.set_result(read(path, size))
+        future.set_result(read(path, size, kinds))
     except BaseException as error:  # belongs to whoever asks for the result
         future.set_exception(error)
 
 
-def content(path: Path, size: int) -> Content | None:
-    """As `read`, which may have begun already."""
+def content(path: Path, size: int, kinds: tuple[str, ...]) -> Source | None:
+    """A file's bytes, to be used as a context manager: those that threads have read, or the file itself, which is read
+    as they are taken. None: it is not of this size.
+
+    Args:
+        kinds: the digests that it must give.
+
+    Raises:
+        OSError: it can't be read, or is no regular file.
+        MemoryError: it does not fit.
+    """
     with _lock:
         future = _begun.pop(path, None)
     found = None if future is None else future.result()
-    return found if found is not None and found.size == size else read(path, size)
+    if found is not None and found.size == size and found.found().keys() >= set(kinds):
+        return found
+    file = HashedFile(path, size, kinds)
+    if file.there == size:
+        return file
+    file.close()
+    return None

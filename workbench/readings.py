@@ -7,8 +7,8 @@ there before the update is. Knows experiments and a step's arrays; nothing of fi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Container, Iterable, Mapping
-from copy import copy
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from . import cuda
-from .experiment import Batch, Experiment, batch_hash, kept_arrays, state_arrays
+from .experiment import Batch, Experiment, batch_hash, state_handles
 from .fingerprint import MIXED, BytesPlan, LanePlan, digests
 from .norms import square_sums
 
@@ -84,10 +84,10 @@ class HostReading(_Reading):
         method: str,
     ) -> None:
         self.batch, self.method, self.batch_hash = batch, method, batch_hash(batch)
-        self.weights, self.optimizer = _handles(state_arrays(experiment.model)), _handles(kept_arrays(experiment))
+        self.weights, self.optimizer = state_handles(experiment)
         self._plan = (LanePlan if method == MIXED else BytesPlan)(self.weights, self.optimizer)
         self.moments = _moments(self.optimizer, gradients)
-        self.activations = square_sums(activations)  # which waits for them alone
+        self.activations = square_sums(activations)  # which waits for the backward pass, not for the update
         self.gradients = square_sums(gradients)
 
     def read(self, rng: Iterable[int], cursor: Mapping[str, Any]) -> Read:
@@ -118,7 +118,7 @@ class DeviceReading(_Reading):
         activations: Mapping[str, mx.array],
     ) -> None:
         self.batch = batch
-        self.weights, self.optimizer = _handles(state_arrays(experiment.model)), _handles(kept_arrays(experiment))
+        self.weights, self.optimizer = state_handles(experiment)
         self._plan = LanePlan(self.weights, self.optimizer)
         self._paths = list(activations), list(gradients)
         self._state = cuda.launch(self._plan.arrays, digests=True)
@@ -166,13 +166,14 @@ def reading(
     return HostReading(experiment, batch, gradients, activations, method)
 
 
-def _handles(arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """New handles, for a state that is held on to: `a += 1` in a user's code changes its own."""
-    return {path: copy(array) for path, array in arrays.items()}
+def _moments(optimizer: Iterable[str], parameters: Iterable[str]) -> list[dict[str, str]]:
+    return _moments_of(tuple(optimizer), tuple(parameters))
 
 
-def _moments(optimizer: Iterable[str], parameters: Container[str]) -> list[dict[str, str]]:
-    return [moment_paths(optimizer, leaf, parameters) for leaf in ("m", "v")]
+@functools.lru_cache(maxsize=64)
+def _moments_of(optimizer: tuple[str, ...], parameters: tuple[str, ...]) -> list[dict[str, str]]:
+    known = frozenset(parameters)
+    return [moment_paths(optimizer, leaf, known) for leaf in ("m", "v")]
 
 
 def moment_paths(optimizer: Iterable[str], leaf: str, parameters: Container[str]) -> dict[str, str]:

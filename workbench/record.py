@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -42,11 +42,12 @@ from .interrupts import Interrupted
 from .manifest import DataFile, Manifest
 from .objections import other_dtypes
 from .observe import Observation, measure_alongside, observe
-from .ranks.crew import crew_here
+from .ranks.crew import SHARED, crew_here
 from .ranks.rank_writer import writer
-from .ranks.world import anywhere
+from .ranks.world import anywhere, everywhere
 from .rate_scale import scale_constants, scale_schedules
 from .recording import failed_writes, terms
+from .recording.by_hand import ByHand
 from .recording.continuation import Continuation, continuation, origin, take_up
 from .recording.draws import Draws
 from .recording.judgement import Judge
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from .forks import ForkPoint
 
 
+WITHOUT_CHECK = "it was recorded without a self-check (self_check=False)"
 TOLD = 5  # stretches of unstable steps that the log tells of: a run whose gradients are rough has hundreds
 log = logging.getLogger("workbench")
 
@@ -97,7 +99,11 @@ class Recorder:
         auto_rollback: what to do about a step that is unstable: "off", "warn" (say so, note it in the telemetry, and
             keep the state before it), "on" (also go back, and on at half the learning rate), or a `Recovery` with
             settings of your own. Going back takes memory for two states.
-        resume: True: go on from the last checkpoint; a number: from the checkpoint of that step. A loop that hands over
+        ignore: names of what the step changes beside its state, and no step depends on, such as a counter that is only
+            printed: ("gstep",). That is taken on trust: the self-check refuses a number that the step changes, for a
+            later step may ask it. The manifest keeps the names, and a replay that is not exact recalls them.
+        resume: True: go on from the last checkpoint; "auto": likewise, if the folder holds a run, else begin one; a
+            number: from the checkpoint of that step. A loop that hands over
             its batches itself may begin them again: those that the run has used are compared, and not trained on again;
             meanwhile `step` returns the losses that were logged, and `step_number` stays that of the checkpoint.
         begins_again: whether a loop that hands over its batches itself, resumed, begins them again (True), or goes on
@@ -144,7 +150,8 @@ class Recorder:
         spikes: SpikeSettings | None = SpikeSettings(),  # noqa: B008 - immutable
         black_box: int = LIMIT,
         auto_rollback: Recovery | str = "warn",
-        resume: bool | int = False,
+        ignore: Sequence[str] = (),
+        resume: bool | int | Literal["auto"] = False,
         begins_again: bool | None = None,
         fork: ForkPoint | None = None,
         factory: str | None = None,
@@ -154,7 +161,8 @@ class Recorder:
         copy_telemetry_to: str | Path | None = None,
     ) -> None:
         terms.refuse_out_of_range(save_every, black_box, keep_last, keep_every)
-        self.path = Path(path)
+        self.path, names = Path(path), terms.names_of(ignore)
+        resume = terms.goes_on(resume, self.path)
         compile = step_fn is None if compile is None else compile
         options = StepOptions(clip=clip, accumulate=accumulate, compile=compile, deterministic=deterministic)
         # A sampler without a cursor becomes one with it.
@@ -182,6 +190,7 @@ class Recorder:
             spikes=spikes,
             recovery=recovery,
             parent=None if fork is None else fork.parent,
+            ignore=names,
         )
         self._resume, self._judge, self._row = resume, Judge(spikes, recovery), Row()
         self._begins_again, self._goes_on_in = begins_again, 0  # the latter is a thread's number
@@ -192,7 +201,7 @@ class Recorder:
         self._ended = False
         self.step_number = 0
         self.reading: Reading | None = None
-        self._left = Remembered()
+        self._left, self._by_hand = Remembered(), ByHand(save_every)
         self._lanes: dict[str, str] = {}  # of the state that the last step left
         self._found: Continuation | None = None  # by a resume
         self._edited = False  # the state between a resume and the first step after it
@@ -217,7 +226,7 @@ class Recorder:
             except BaseException:
                 self._out.unlock()  # a second attempt may follow while this one's traceback is still shown
                 raise
-        self._values = PythonValues(self.experiment)
+        self._values = PythonValues(self.experiment, names)
         self._asked = False
         self._relaid = Relaid()
 
@@ -302,7 +311,15 @@ class Recorder:
         if start is not None and self._crew is not None:
             start = self._crew.begin(start, start.lanes(self._out.method), self._facts())
         first = start is not None and self._resume is False
+        try:
+            self._stepper.refuse_other_containers()  # before what was changed in them is looked for
+        except ExperimentError:
+            self._whole = False  # the state of no step
+            raise
+        by_hand = self._changed_by_hand() if start is None else None
         edits = Edits() if first else self._left.edits(self.experiment, self._draws.key())
+        if by_hand is not None:
+            edits = msgspec.structs.replace(edits, by_hand=by_hand)
         if (other := self._draws.instead(self.step_number + 1)) is not None:
             arrays, edits = other, msgspec.structs.replace(edits, skip=1)
         cursor = self._draws.use(arrays, self.step_number + 1, first=self._out.logbook is None)
@@ -315,6 +332,7 @@ class Recorder:
         before_step = None if checked is None else snapshot.capture(self.experiment, self.step_number, cursor)
         check = self._check = self._self_checking(start, before)
         self._whole = False
+        self._by_hand.forget()
         result = self._stepper(arrays)
         if (said := self._relaid.notice(self._stepper.relaid)) is not None:
             log.warning(said)
@@ -335,6 +353,7 @@ class Recorder:
         self._draws.cursor, self._left.rng = cursor, random_key()
         self._left.keep_rates(self.experiment)
         seen = observe(self._stepper, arrays, result, cursor, self._out.method)
+        self._by_hand.keep(self.experiment, seen.arrays)
         if said := self._draws.store(seen.batch_hash, arrays, self.step_number):  # before the line that names it
             warnings.warn(said, stacklevel=2)
         more = {} if before is None else {"before": before}
@@ -363,9 +382,46 @@ class Recorder:
             self._tell_of_values()
         return Loss(result.loss)
 
+    def _changed_by_hand(self) -> str | None:
+        """Looks whether the loop has changed the state since the last step, and goes on from there in a segment.
+
+        Returns:
+            What was changed, if no checkpoint holds it.
+
+        Raises:
+            ExperimentError: it was, right after the first step of a process that checks itself.
+        """
+        step, name = self.step_number, self._by_hand.changed(self.experiment)
+        if not self._whole and name is None:  # a step was cut off, and the loop goes on all the same
+            name = self._left_by_half_a_step()
+        if not everywhere(name is not None) or name is None:  # what one rank changed alone is named after the step
+            return None
+        if self._check is not None:
+            self._whole = False  # the state of no step
+            raise ExperimentError(self._by_hand.refusal(name, step))
+        try:
+            saved = self._by_hand.save_due(step) and self._open_segment()
+        except OSError:  # the manifest can't be written: that is no reason to end a training
+            if self._crew is not None:
+                raise
+            saved = False
+        said = self._by_hand.saved(name, step, self.segment) if saved else self._by_hand.not_saved(name, step)
+        if said is not None and (self._crew is None or self._crew.leads):
+            warnings.warn(said, stacklevel=3)
+        return None if saved else name
+
+    def _left_by_half_a_step(self) -> str | None:
+        """What is not as the last whole step left it, in words."""
+        self._draws.take_back()
+        lanes = self._left.as_left(self._captured()).lanes(self._out.method)
+        unlike = [f"the lane {lane}" for lane in SHARED if lanes[lane] != self._lanes.get(lane)]
+        return next(iter(unlike), "the data cursor" if self._draws.passed_over else None)
+
     def _self_checking(self, start: State | None, before: Edits | None) -> SelfCheck | None:
         """What checks the first step, if that is next."""
-        return SelfCheck(self._stepper, start, before, anywhere) if start is not None and self._self_check else None
+        if start is None or not self._self_check:
+            return None
+        return SelfCheck(self._stepper, start, before, anywhere, self._terms.ignore)
 
     def log_validation(self, loss: float) -> None:
         """Logs a validation loss of the state as it is: beside the last step, or of state 0 (after a resume, of the
@@ -406,6 +462,7 @@ class Recorder:
         self._left.keep_rates(self.experiment)
         scale_constants(self.experiment.optimizer, back.rate_change)
         self._scale(back.rate_factor)
+        self._by_hand.keep(self.experiment)
         self._lanes = back.held.lanes
         self._out.saves.went_back(back.held, self.segment)
         if recovery.skip_batch:
@@ -451,7 +508,11 @@ class Recorder:
         """After a change to weights, optimizer state, random state or cursor between two steps: goes on from it.
 
         The state as it is now is committed as a checkpoint, and a segment of the telemetry starts from it, so that the
-        steps that follow replay exactly. What was there before stays in the segment before.
+        steps that follow replay exactly. What was there before stays in the segment before. A change without this call
+        is noticed before the next step: right after the first step of a process it is refused (unless `self_check` is
+        False); later such a segment is opened, with a warning, at most each `save_every` steps and 20 times (see
+        `recording.by_hand`); beyond that the step is marked in the telemetry, and a replay that would have to pass it
+        is refused by name.
 
         Raises:
             RunError: no step has been performed yet. The first one starts from whatever is there, after a resume in a
@@ -461,6 +522,10 @@ class Recorder:
             return  # it was opened
         if self._out.logbook is None:
             raise RunError(f"no segment can be opened in {self.path} before its first step or after its end")
+        self._open_segment()
+
+    def _open_segment(self) -> bool:
+        """Returns whether the state from which it starts is on the disk."""
         # The batch of the next step may have been drawn already: a replay draws it after it has restored this state.
         drawn = self._draws.drawn
         cursor = read_cursor(self.experiment.sampler) if drawn is None else drawn.cursor
@@ -472,9 +537,11 @@ class Recorder:
         self._out.append_meta(state.step, lanes)
         self._draws.cursor, self._left.rng = cursor, state.rng
         self._left.keep_rates(self.experiment)
-        self._lanes = lanes
-        self._save_now(state)
+        self._lanes, self._whole = lanes, True
+        saved = self._save_now(state)
         self._out.saves.box.hold(Held(state, self.segment, self._lanes))
+        self._by_hand.keep(self.experiment)
+        return saved
 
     # ---- beginning
 
@@ -503,6 +570,8 @@ class Recorder:
     def _begin(self, start: State) -> None:
         """After the first step, which found the layers' order: manifest, checkpoint 0, the telemetry's first line."""
         lanes, again = start.lanes(self._out.method), self._passing
+        self._out.remarks = [WITHOUT_CHECK] if self._check is None else self._check.remarks
+        self._out.reads = [] if self._check is None else self._check.files
         if self._resume is False:
             self._out.create(self.experiment, self._stepper, start, self.rate_factor)
         else:
@@ -526,6 +595,7 @@ class Recorder:
         self._out.saves.last = start
         self._left.rng, self._lanes = state.rng, state.lanes(self._out.method)
         self._left.keep_rates(self.experiment)
+        self._tell_of_repetition(run, start.step, resume)
         self._found = found = continuation(run, start, self.experiment, self._out.began)
         self._out.manifest, self._out.segment = found.manifest, found.segment
         self._scale(found.rate_factor)
@@ -541,6 +611,21 @@ class Recorder:
                 self._goes_on_in = threading.get_ident()
             back = functools.partial(snapshot.restore, self.experiment, state)
             self._repeated = Repeated(run, newest, start.step, back, self._begins_again)
+
+    def _tell_of_repetition(self, run: Run, start: int, resume: bool | int) -> None:
+        """Of steps that the run had performed already; unless they were asked for, by the number of a checkpoint."""
+        got = max((run.telemetry.last_step(entry.segment) for entry in run.manifest.segments[-1:]), default=start)
+        if resume is True and got > start and not self._told:
+            which = f"step {got} is" if got == start + 1 else f"steps {start + 1} to {got} are"
+            log.warning(
+                "%s goes on from checkpoint %d, its last one: %s performed again, in a new segment. A recorder saves a "
+                "checkpoint each save_every steps (%d here), and at its end: use it in a `with`, and Ctrl-C saves one, "
+                "too",
+                self.path,
+                start,
+                which,
+                self._terms.save_every,
+            )
 
     @property
     def _passing(self) -> bool:

@@ -6,7 +6,7 @@ Knows experiments, states and evidence; nothing of run folders, manifests, model
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ class Outcome:
 
     Attributes:
         before, after: states N-1 and N.
+        result: of the exact pass; with a probe pass, which has them too, without activations.
         items: compared item by item, in execution order.
         first_difference: the earliest difference, on the way or at the step itself.
         rows: every measured tensor; empty without a probe pass.
@@ -100,11 +101,13 @@ def replay_steps(
     # Restored first: a model's initial weights are lazy, and in its place none of them are ever computed.
     restore(experiment, start)
     stepper = measure_alongside(Stepper(experiment, layers))
-    departed = _departure(evidence(start.step), {"state": start.lanes(method)}, start.step, "restored state", layers)
+    first = start.step
+    departed = _departure(evidence(first), {"state": start.lanes(method)}, first, "restored state", layers)
+    del start  # what nobody asks for any more is let go at once, here and below: it would stand beside what is computed
     extra = {step: int(repeat(step)) + int(with_probe) for step in steps}
-    total = steps[-1] - start.step + sum(extra.values())
+    total = steps[-1] - first + sum(extra.values())
     done = 0
-    for step in range(start.step + 1, steps[-1] + 1):
+    for step in range(first + 1, steps[-1] + 1):
         target = step in steps
         progress(done, total, f"step {step}" + ("" if target else f" of {steps[-1]}, rolling forward"))
         if (changed := edits(step)) is not None:
@@ -115,10 +118,13 @@ def replay_steps(
         observation = observe(stepper, batch, result, cursor, method)
         done += 1
         if before is None:
+            del result
             departed = departed or _departure(
                 evidence(step), observation.evidence(), step, "roll-forward", stepper.layers
             )
             continue
+        if with_probe:
+            result = replace(result, activations={})
         yield _examine(
             stepper,
             before,
@@ -133,6 +139,7 @@ def replay_steps(
             repeat(step),
             partial(_report, progress, done, total, step),
         )
+        del before, result
         done += extra[step]
         departed = departed or _departure(evidence(step), observation.evidence(), step, "roll-forward", stepper.layers)
 
@@ -188,6 +195,7 @@ def _examine(
     items = compare_evidence(recorded, replayed, stepper.layers)
     if committed is not None and differing is not None:
         items["checkpoint"].detail = f"first differing tensor: {differing}"
+    del committed  # as large as any state
 
     repeatable = Gate(verdict="unverified", explanation="not repeated")
     if with_repeat:
@@ -199,9 +207,14 @@ def _examine(
     broken: NonFinite | None = None
     if with_probe:
         progress("probe pass", int(with_repeat))
-        measured = certified_probe(stepper, before, batch, result)
-        rows = measured.rows + parameter_rows(before, after, result.gradients)
-        updates = parameter_updates(experiment, before, after, result)
+        parameters: list[Row] = []
+
+        def meanwhile() -> None:
+            parameters.extend(parameter_rows(before, after, result.gradients))
+            updates.extend(parameter_updates(experiment, before, after, result))
+
+        measured = certified_probe(stepper, before, batch, result, meanwhile)
+        rows = measured.rows + parameters
         broken = first_nonfinite(stepper, before, after, batch, result, rows)
     progress("compared", int(with_repeat) + int(with_probe))
     restore(experiment, after)

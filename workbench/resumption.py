@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from .checkpoints import checkpoint_reader
 from .compare import Item, compare_evidence, overall
-from .errors import CheckpointError, ReplayError
+from .errors import ReplayError
 from .replay import Outcome, Progress, replay_steps
 from .replaying.preparation import Prepared, prepared, undisturbed
-from .run import CHECKPOINTS, Run
-from .snapshot import State
+from .replaying.suspicion import suspicion
+from .run import Run
 from .telemetry import LANES
 from .trace import Difference, difference_at
 
@@ -161,6 +160,8 @@ def _resumption(
             departed = difference_at(outcome.items, outcome.step, "step")
             if departed is not None:
                 break
+    if departed is not None and not ready.unlike and (noted := suspicion(run, plan.segment, departed.step)) is not None:
+        ready.notices.insert(0, noted)
     return Resumption(
         run=run.name,
         checkpoint=checkpoint,
@@ -177,26 +178,14 @@ def _resumption(
 
 
 def _performed(ready: Prepared, progress: Progress) -> Iterator[Outcome]:
-    run, segment = ready.run, ready.plan.segment
-
-    def committed(step: int) -> State | None:
-        key = (step, run.manifest.lineage(segment, step))
-        if key not in run.checkpoints:
-            return None
-        try:
-            return checkpoint_reader.read(run.path / CHECKPOINTS, *key, run.manifest.run)
-        except CheckpointError as error:
-            ready.notices.append(f"checkpoint {step} was not compared: {error}")
-            return None
-
     return replay_steps(
         ready.experiment,
         ready.start,
         ready.plan.steps,
         ready.evidence,
-        layers=run.manifest.layers,
+        layers=ready.run.manifest.layers,
         method=ready.method,
-        checkpoint=committed,
+        checkpoint=ready.committed,
         edits=ready.edits,
         with_probe=False,
         repeat=lambda step: False,

@@ -5,31 +5,46 @@ traced anew. Every bit of its loss, gradients and state must be the same; the tr
 which has the bits of the first. All that the step can reach beside the state is put back as the first performance left
 it (`deep_snapshot`); where that is not possible the step is not performed twice, and the check says "unverified". Where
 the first step changed something outside, the second is performed once more without it, for a replay of it would begin
-without. At the second step the batch is drawn again. The cost is one step and one more compilation, and two batches.
+without. Where it changed a number, it is performed a third time, to see what that is used for (`watched_numbers`).
+At the second step the batch is drawn again. The cost is one step and one more compilation, and two batches.
 Knows experiments and steps; nothing of folders or recorders.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+from .bare_objects import is_number
 from .contents import Held
 from .deep_snapshot import DeepSnapshot, Opaque
 from .errors import CheckpointError, ExperimentError
 from .experiment import Batch, put_arrays, put_kept, random_key
+from .files_read import ReadFile, described, of_file, reads
 from .fingerprint import fingerprint
-from .objections import of_moved_on, of_numbers, reason_of, refuse_draws, refuse_other_dtypes, refuse_other_extras, tell
+from .ignored import ignored, refuse_unknown, remarks, way_to_ignore
+from .objections import (
+    of_moved_on,
+    of_numbers,
+    of_unclear,
+    reason_of,
+    refuse_draws,
+    refuse_other_dtypes,
+    refuse_other_extras,
+    tell,
+)
 from .observe import edit, observe
 from .outside_state import everything_outside, named, of_sampler, outside
 from .plain_batches import PlainBatches
+from .ranks.world import world
 from .reachable import Surroundings
 from .redrawing import Generators, draw_again, refuse_other_cursor
 from .snapshot import State, capture, restore
 from .standins import Touched, other_threads, some, without_counting
 from .step import Stepper, StepResult
 from .telemetry import Edits
+from .watched_numbers import Watch, uses_of
 
 
 class Outcome(NamedTuple):
@@ -47,21 +62,32 @@ class SelfCheck:
         start: the state that it starts from, with cursor and random state as before its batch was drawn.
         edits: what the loop changed in that state since it was left, which a replay changes too.
         anywhere: whether something holds in any of the processes that perform the step together.
+        ignore: names of what the step changes beside its state, and the user says that no step depends on.
 
     Attributes:
         outside: what the first step changed beside its state: a replay of a later one begins without that.
+        remarks: what could not be ruled out, a sentence each: the likely reason of a replay that is not exact.
+        files: those that the step reads by itself.
     """
 
     def __init__(
-        self, stepper: Stepper, start: State, edits: Edits | None, anywhere: Callable[[bool], bool] = bool
+        self,
+        stepper: Stepper,
+        start: State,
+        edits: Edits | None,
+        anywhere: Callable[[bool], bool] = bool,
+        ignore: Collection[str] = (),
     ) -> None:
         self._stepper, self._start, self._edits, self._anywhere = stepper, start, edits, anywhere
+        self._ignore = ignore
         self._values = Surroundings(lambda: outside(self._stepper.experiment))
         self._before, self._generators = everything_outside(stepper.experiment), Generators()
         self._key = random_key()
         caches = [one.value for one in self._before.opaque.values() if one.what == "cache"]
         self._misses = {id(one): one.cache_info().misses for one in caches}
         self.outside: list[str] = []
+        self.remarks: list[str] = []
+        self.files: list[ReadFile] = []
 
     def first(self, batch: Batch, result: StepResult, cursor: dict[str, Any], method: str) -> None:
         """After the first step. Leaves the experiment as that left it, bit for bit, with all around it that the step
@@ -75,6 +101,7 @@ class SelfCheck:
         changed = [*values, *named(others, values)]
         seen = _evidence(self._stepper, batch, result, cursor, method)
         try:
+            refuse_unknown(self._ignore, [*changed, *(path for path, *_ in outside(experiment))])
             refuse_draws(moved, others, compiled=experiment.options.compile)
             refuse_other_extras(self._start, experiment)
             refuse_other_dtypes(self._start, experiment)
@@ -85,9 +112,16 @@ class SelfCheck:
             outcome = Outcome([], doubt) if doubt else self._again(around, seen, batch, cursor, method)
             if outcome.unlike and experiment.options.deterministic:
                 raise ExperimentError(reason_of(outcome.unlike, moved, changed))
-            numbers = [name for name, pair in values.items() if type(pair[1]) in (int, float)]
+            unclear: dict[str, str] = {}
+            numbers = [name for name, pair in values.items() if is_number(pair[1])]
+            numbers = [name for name in numbers if not ignored(name, self._ignore)]
             if numbers and not experiment.options.compile:
-                raise ExperimentError(of_numbers(numbers, values))
+                uses = None if outcome.doubt else self._uses(numbers, around, seen, batch, cursor, method)
+                if uses is None or uses.used:
+                    used = {} if uses is None else uses.used
+                    asked = [name for name in numbers if name in used] or numbers
+                    raise ExperimentError(f"{of_numbers(numbers, values, used)}. {way_to_ignore(asked)}")
+                unclear = uses.unclear
         except ExperimentError as error:
             put_arrays(experiment.model, self._start.weights)  # first: where a dtype changed `restore` would refuse
             with contextlib.suppress(CheckpointError):  # extra arrays that are no longer as many can't be put back
@@ -100,7 +134,13 @@ class SelfCheck:
             ) from error
         # A compiled step looks at no container again after it is traced, as a replay of it does.
         lasting = list(values) if experiment.options.compile else changed
-        tell(experiment.model, *outcome, self._start.step + 1, lasting, drew=random_key() != self._key)
+        left_out = [name for name in lasting if ignored(name, self._ignore)]
+        lasting = [name for name in lasting if name not in left_out]
+        self.remarks = remarks(self._start.step + 1, *outcome, lasting, left_out)
+        more = [*of_unclear(unclear, list(values)), *map(of_file, self.files)]
+        self.remarks += more
+        drew = random_key() != self._key
+        tell(experiment.model, *outcome, self._start.step + 1, lasting, more, drew=drew)
         if not outcome.doubt and not outcome.unlike and not experiment.options.compile:
             self.outside = [*changed, *moved, *self._filled()]
 
@@ -123,15 +163,39 @@ class SelfCheck:
         needed = not experiment.options.deterministic or around.large or any(one.what != "cache" for one in found)
         left = capture(experiment, self._start.step + 1, cursor) if needed else None
 
-        def perform() -> dict[str, Any]:
-            again = Stepper(experiment, self._stepper.layers)
-            drawn = self._drawn_again(batch, cursor)
-            return _evidence(again, drawn, again(drawn), cursor, method)
-
-        outcome = _tried(around, seen, perform)
+        outcome = _tried(around, seen, lambda: self._performed(batch, cursor, method))
         if left is not None and (outcome.doubt or outcome.unlike):
             restore(experiment, left)
         return outcome
+
+    def _performed(self, batch: Batch, cursor: dict[str, Any], method: str) -> dict[str, Any]:
+        again = Stepper(self._stepper.experiment, self._stepper.layers)
+        drawn = self._drawn_again(batch, cursor)
+        with reads() as files:
+            result = again(drawn)
+        self.files = described(files)
+        return _evidence(again, drawn, result, cursor, method)
+
+    def _uses(
+        self,
+        numbers: list[str],
+        around: DeepSnapshot,
+        seen: dict[str, Any],
+        batch: Batch,
+        cursor: dict[str, Any],
+        method: str,
+    ) -> Watch | None:
+        """How the step uses numbers that it changes; None: it can't be performed to see that. Leaves all as it was."""
+        places, values = self._values.places(), self._values.changed()
+        if world().size > 1 or other_threads() or any(name not in places for name in numbers):
+            return None
+        left = capture(self._stepper.experiment, self._start.step + 1, cursor)
+        watched = {name: (places[name], values[name][1]) for name in numbers}
+        uses = uses_of(watched, around, lambda: self._performed(batch, cursor, method), seen)
+        put_arrays(self._stepper.experiment.model, left.weights)  # first: where a dtype changed `restore` would refuse
+        put_kept(self._stepper.experiment, left.optimizer)
+        restore(self._stepper.experiment, left)
+        return uses
 
     def _restore(self) -> None:
         restore(self._stepper.experiment, self._start)
@@ -240,4 +304,4 @@ def _evidence(
     stepper: Stepper, batch: Batch, result: StepResult, cursor: dict[str, Any], method: str
 ) -> dict[str, Any]:
     found = observe(stepper, batch, result, cursor, method).evidence()
-    return found | {"gradients": fingerprint(result.gradients)}
+    return found | {"gradients": fingerprint(result.gradients, method)}

@@ -23,8 +23,9 @@ from .ranks.world import barrier, world
 from .replay import Progress, replay_steps
 from .replaying.preparation import prepared, stored_state, undisturbed
 from .replaying.second_process import independently_recorded, other_process, with_other_process
+from .replaying.suspicion import suspicion
 from .replaying.trace_assembly import assembled
-from .run import Run
+from .run import Plan, Run
 from .snapshot import State
 from .trace import Trace, TraceRecord
 from .traces import traces_folder, writing
@@ -83,7 +84,7 @@ def _replay_run(
 
         outcomes = replay_steps(
             ready.experiment,
-            ready.start,
+            ready.begin(),
             plan.steps,
             ready.evidence,
             layers=run.manifest.layers,
@@ -110,8 +111,9 @@ def _replay_run(
             path, where = _write(record, trace_dir, run) if mine else (None, [])
             batch = as_numpy(outcome.batch)
             broken = broken_before(run, plan.segment, outcome.before)
-            traces.append(Trace(record, path, batch, broken + notices + where))
+            traces.append(Trace(record, path, batch, _noted(run, plan, record) + broken + notices + where))
             began = time.perf_counter()
+            del outcome, record, batch  # before the next step needs room
         barrier()  # of several ranks none ends before the first has written what all of them found
     return traces
 
@@ -136,7 +138,7 @@ def performed(
         begin()
         for outcome in replay_steps(
             ready.experiment,
-            ready.start,
+            ready.begin(),
             plan.steps,
             lambda step: {},
             layers=run.manifest.layers,
@@ -159,6 +161,14 @@ def _checkpoint_of(run: Run, step: int, segment: int, notices: list[str], damage
         notices.append(f"checkpoint {step} was not compared: {error}")
         damaged.add(step)
         return None
+
+
+def _noted(run: Run, plan: Plan, record: TraceRecord) -> list[str]:
+    """What the recorder suspected, of a replay that is not exact on a machine that is."""
+    if record.first_difference is None or record.environment_differences:
+        return []
+    noted = suspicion(run, plan.segment, record.first_difference.step)
+    return [] if noted is None else [noted]
 
 
 def _write(record: TraceRecord, trace_dir: Path | None, run: Run) -> tuple[Path, list[str]]:

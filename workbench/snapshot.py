@@ -5,7 +5,6 @@ Knows MLX arrays and experiments; nothing of files (`checkpoints` has them), tel
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +23,13 @@ from .experiment import (
     set_random_key,
     settled,
     state_arrays,
+    state_handles,
 )
 from .extras import of_object
 from .fingerprint import lanes, method_here
 from .frozen import Frozen
 from .host import raw_views
+from .plain_json import copied
 from .ranks.rank_parts import RankPart
 
 
@@ -73,11 +74,10 @@ def capture(
         arrays: new handles of its arrays, weights and optimizer, where somebody has found them just now.
     """
     if arrays is not None:
-        return State(step, *arrays, rng or random_key(), copy.deepcopy(cursor), experiment.frozen)
-    weights = {path: copy.copy(array) for path, array in state_arrays(experiment.model).items()}
-    optimizer = {path: copy.copy(array) for path, array in kept_arrays(experiment).items()}
+        return State(step, *arrays, rng or random_key(), copied(cursor), experiment.frozen)
+    weights, optimizer = state_handles(experiment)
     mx.eval(weights, optimizer)
-    return State(step, weights, optimizer, rng or random_key(), copy.deepcopy(cursor), experiment.frozen)
+    return State(step, weights, optimizer, rng or random_key(), copied(cursor), experiment.frozen)
 
 
 def restore(experiment: Experiment, state: State) -> None:
@@ -95,7 +95,7 @@ def restore(experiment: Experiment, state: State) -> None:
     optimizer = {path: array for path, array in kept_arrays(experiment).items() if not of_object(path)}
     fixed = {path: array for path, array in state.optimizer.items() if not of_object(path)}
     _refuse_differences("optimizer state", fixed, optimizer, optimizer.keys())
-    experiment.sampler.load_state_dict(copy.deepcopy(state.cursor))  # which may keep the object and change it
+    experiment.sampler.load_state_dict(copied(state.cursor))  # which may keep the object and change it
     # New handles here too, and laid out as `Experiment.prepare` leaves them.
     weights = {path: settled(array) for path, array in state.weights.items()}
     optimizer = {path: settled(array) for path, array in state.optimizer.items()}

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -153,8 +153,12 @@ class SpikeDetector:
         if average is None or not self._losses.full:
             self._losses.add(loss)
             return None
-        median, sigma = self._losses.median_and_sigma()
-        sigma = max(sigma, LOSS_SIGMA_FLOOR * abs(median))
+        median = self._losses.median()
+        least = LOSS_SIGMA_FLOOR * abs(median)
+        if not (average > 0 and loss > self.settings.factor * average) and loss <= median + self.settings.z * least:
+            self._losses.admit(loss, healthy=True)  # whatever the MAD is, which takes a sort
+            return None
+        sigma = max(self._losses.sigma(median), least)
         past = f"of the last {self.settings.window} steps"
         spike = None
         if average > 0 and loss > (limit := self.settings.factor * average):
@@ -173,8 +177,11 @@ class SpikeDetector:
         if not self._log_norms.full:
             self._log_norms.add(log_norm)
             return None
-        median, sigma = self._log_norms.median_and_sigma()
-        sigma = max(sigma, LOG_GRAD_NORM_SIGMA_FLOOR)
+        median = self._log_norms.median()
+        if log_norm <= median + self.settings.z * LOG_GRAD_NORM_SIGMA_FLOOR:
+            self._log_norms.admit(log_norm, healthy=True)  # whatever the MAD is
+            return None
+        sigma = max(self._log_norms.sigma(median), LOG_GRAD_NORM_SIGMA_FLOOR)
         spike = None
         if log_norm > (limit := median + self.settings.z * sigma):
             text = (
@@ -201,7 +208,8 @@ class Window:
     def __init__(self, size: int) -> None:
         self._size = size
         self._recent: deque[float] = deque()  # in time order
-        self._sorted: list[float] = []  # the same values: the median is read off, and the MAD needs one merge
+        self._sorted: list[float] = []  # the same values: the median is read off
+        self._shares: list[float] = []  # of each of these in the mean, once there are so many
         self._held: list[float] = []  # beyond a threshold, and not followed by a healthy value
 
     def __len__(self) -> int:
@@ -219,20 +227,31 @@ class Window:
         self._held.append(value)
         if len(self._held) > self._size // 2:  # a new level
             self._recent, self._sorted, self._held = deque(self._held), sorted(self._held), []
+            self._shares = []
 
     def add(self, value: float) -> None:
         if self.full:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+            place = bisect_left(self._sorted, self._recent.popleft())
+            del self._sorted[place]
+            del self._shares[place : place + 1]
         self._recent.append(value)
-        insort(self._sorted, value)
+        place = bisect_right(self._sorted, value)
+        self._sorted.insert(place, value)
+        if self._shares:
+            self._shares.insert(place, value / self._size)
 
     def mean(self) -> float | None:
-        return mean_of(self._recent)
+        """`mean_of` the values."""
+        if self.full and not self._shares:
+            self._shares = [value / self._size for value in self._sorted]
+        return math.fsum(self._shares) if self.full else mean_of(self._recent)
 
-    def median_and_sigma(self) -> tuple[float, float]:
-        median = _middle(self._sorted)
+    def median(self) -> float:
+        return _middle(self._sorted)
+
+    def sigma(self, median: float) -> float:
         deviations = sorted([abs(value - median) for value in self._sorted])
-        return median, NORMAL_SIGMA_PER_MAD * _middle(deviations)
+        return NORMAL_SIGMA_PER_MAD * _middle(deviations)
 
 
 def mean_of(values: Collection[float]) -> float | None:

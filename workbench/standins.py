@@ -1,6 +1,7 @@
 """What stands for an object that can't be put back while a step is tried: it tells when the step uses it.
 
 A stand-in raises as soon as the thread that tries the step asks anything of it; other threads get the object itself.
+What is only given to a file or a queue is given to nobody: a log has one line of a step that is performed twice.
 Caches (`functools.lru_cache`) get an empty one like them. Knows Python objects; nothing of experiments.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from .bare_objects import is_a
 from .deep_snapshot import DeepSnapshot, Opaque
 from .errors import ExperimentError
 from .redrawing import Generators
@@ -30,7 +32,7 @@ class Touched(BaseException):
 
 def _used(self: Any) -> Any:
     what, thread, touched = object.__getattribute__(self, "_stands_for")
-    if threading.get_ident() != thread:
+    if threading.get_ident() != thread or what.what == "sink":
         return what.value
     touched.append(what)
     raise Touched(what)
@@ -47,10 +49,21 @@ class _StandIn:
         return type(object.__getattribute__(self, "_stands_for")[0].value)
 
     def __getattr__(self, name: str) -> Any:
+        what, thread, _ = object.__getattribute__(self, "_stands_for")
+        if name in _GIVING and what.what in ("stream", "sink") and threading.get_ident() == thread:
+            return _take_no_notice
         return getattr(_used(self), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(_used(self), name, value)
+
+
+_GIVING = {"write", "writelines", "flush", "writerow", "writerows", "put", "put_nowait"}
+
+
+def _take_no_notice(*given: Any, **options: Any) -> int | None:
+    """What `write` returns: the number of characters or bytes."""
+    return len(given[0]) if given and is_a(given[0], (str, bytes)) else None
 
 
 def _forwarding(name: str) -> Any:

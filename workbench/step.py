@@ -32,6 +32,7 @@ from .experiment import (
     random_state,
     row_major,
     state_arrays,
+    weight_arrays,
 )
 from .numbered_batch import Number, arguments, numbers_of, spelled
 from .ranks.world import averaged
@@ -174,8 +175,8 @@ class Stepper:
     Attributes:
         layers: paths in first-execution order; layers that the first forward pass did not call come last.
         owned: the trainable parameters of each layer.
-        ask: if set, called with the batch, gradients and activations of each step while it is being computed: forward
-            pass, backward pass and update in turn, so that who waits for one of them has it before the next is done.
+        ask: if set, called with the batch, gradients and activations of each step while it is being computed: first
+            forward and backward pass, then the update, so that who waits for gradients has them before that is done.
         relaid: shapes of the parameters, by path, whose strides MLX had left to chance: at the start, and after a step.
     """
 
@@ -202,7 +203,7 @@ class Stepper:
         """Performs one step on `batch` and evaluates the new state."""
         if self._step is None or self._schedules != schedules(self.experiment.optimizer):
             self._step = self._build()  # a compiled step would go on with the schedules that it saw
-        self._refuse_other_containers()
+        self.refuse_other_containers()
         if self.experiment.options.compile and (numbers := numbers_of(batch)):
             self._tell_of_numbers(numbers)
         with own_step.explained(self.experiment):
@@ -213,15 +214,14 @@ class Stepper:
         handles = map(copy.copy, arguments(batch, compiled=self.experiment.options.compile))
         loss, grad_norm, gradients, activations, tokens = step(*handles)
         self.layers = self.layers or self._order + [path for path in self.owned if path not in self._order]
-        model, optimizer = self.experiment.model, self.experiment.optimizer
         found = self._fix_strides() if self._free else {}
-        state = [state_arrays(model), optimizer.state, random_state()]
+        if self.ask is not None:
+            mx.async_eval(loss, grad_norm, activations, gradients)
+        state = [weight_arrays(self.experiment), self.experiment.optimizer.state, random_state()]
         outputs: list[Any] = [loss, grad_norm, gradients, activations, tokens, *state]
         outputs += [state_arrays(tree) for tree in extras.trees(self.experiment.extra)]
         asked = None
         if self.ask is not None:
-            mx.async_eval(loss, activations)
-            mx.async_eval(grad_norm, gradients)
             mx.async_eval(outputs)
             asked = self.ask(batch, gradients, activations)
             outputs.append(asked.pending)
@@ -252,8 +252,14 @@ class Stepper:
             )
         self._numbers = numbers
 
-    def _refuse_other_containers(self) -> None:
-        """A compiled step goes on with the containers it saw: others in their place would be recorded, not used."""
+    def refuse_other_containers(self) -> None:
+        """A compiled step goes on with the containers it saw: others in their place would be recorded, not used.
+
+        Raises:
+            ExperimentError: the optimizer's state is in another dict now.
+        """
+        if self._step is None:
+            return
         states = optimizer_states(self.experiment.optimizer)
         if any(now is not then for now, then in zip(states, self._containers, strict=True)):
             raise ExperimentError(

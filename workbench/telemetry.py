@@ -25,6 +25,7 @@ from .lines.line import array_fields as array_fields
 from .lines.line import rate_bits as rate_bits
 from .lines.line import scalar_fields as scalar_fields
 from .lines.scan import Scan
+from .lines.seal import Chain
 from .lines.strict import StrictReader, decode
 from .lines.table import MISSING, NON_FINITE, NUMBER
 from .untrusted import LINE, open_regular
@@ -275,7 +276,8 @@ def _unreadable(path: Path, error: OSError) -> TelemetryError:
 
 
 class Writer:
-    """Appends lines. Each line is one `write` call, so a reader never sees half of one unless the machine fails.
+    """Appends lines, each with its seal (see `lines.seal`). Each line is one `write` call, so a reader never sees half
+    of one unless the machine fails.
 
     Attributes:
         torn_bytes: length of what a crash left of a last line; 0 if nothing.
@@ -284,10 +286,18 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self.torn_bytes, ended = _torn_tail(path)
+        self._chain = _chain_of(path)
         self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         # The unfinished line stays as it is, and the first of ours ends it: in one write, or a crash between two
         # would leave it without the line that declares it.
         self._waiting = b"" if ended else b"\n"
+        if not ended:
+            self._chain.end_line()
+
+    @property
+    def seal(self) -> str | None:
+        """The seal of the last line; None: it has none."""
+        return None if self._chain.last is None else self._chain.last.decode()
 
     @property
     def waiting(self) -> int:
@@ -305,7 +315,7 @@ class Writer:
 
     def add(self, line: Line) -> None:
         """Has a line wait for `flush`."""
-        self._waiting += msgspec.json.encode(line) + b"\n"
+        self._waiting += self._chain.sealed(msgspec.json.encode(line)) + b"\n"
 
     def flush(self) -> None:
         """Writes what waits; half a line that was written before is completed.
@@ -342,6 +352,25 @@ def _torn_tail(path: Path) -> tuple[int, bool]:
                 ended = line.endswith(b"\n")
             torn, end = torn + len(line), start
     return torn - (1 if torn and ended else 0), ended
+
+
+def _chain_of(path: Path) -> Chain:
+    """The chain of seals up to the end of a file; a new one where its last whole line has none."""
+    chain, after = Chain(), list[bytes]()
+    if not path.exists():
+        return chain
+    with open(path, "rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            end, line = _last_line(file, end)
+            if chain.follow(line) is not None:
+                for raw in reversed(after):
+                    chain.skip(raw)
+                return chain
+            if line.strip() and _is_line(line):
+                break
+            after.append(line)
+    return Chain()
 
 
 def _last_line(file: BinaryIO, end: int) -> tuple[int, bytes]:

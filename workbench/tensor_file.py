@@ -1,6 +1,6 @@
 """Arrays as a safetensors file (https://github.com/huggingface/safetensors#format): its bytes, and arrays made of them.
 
-Written in one pass: each stretch of bytes is hashed while it is in the cache, so that the file need not be read back.
+Written and hashed in one pass, so that the file need not be read back.
 Tensors stand in the order of their names: the same arrays always give the same bytes. Knows arrays and files; nothing
 of states or runs.
 """
@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 
 from .errors import ExperimentError
+from .files import Chunks
 from .host import raw_views
-from .read_ahead import Content
+from .read_ahead import Content, Source
 from .tensor_places import DTYPES, header, size_of
 
 TYPES = {
@@ -34,7 +35,7 @@ TYPES = {
     mx.uint32: "U32",
     mx.uint64: "U64",
 }
-_STRETCH = 1 << 20  # bytes: what a core's cache holds, and long enough for hashing and writing to let other threads run
+_STRETCH = 1 << 22  # bytes written at a time: shorter ones make a writer and a hashing thread wait for each other
 _ALIGNED = 8  # bytes to which the header is filled with spaces
 
 
@@ -63,7 +64,7 @@ def bits_of(array: mx.array | HostArray) -> np.ndarray:
     return array.bits if isinstance(array, HostArray) else raw_views([array])[0]
 
 
-def chunks(name: str, arrays: Mapping[str, mx.array | HostArray]) -> Iterator[bytes | memoryview]:
+def chunks(name: str, arrays: Mapping[str, mx.array | HostArray]) -> Chunks:
     """The bytes of a safetensors file, a stretch at a time.
 
     Args:
@@ -83,16 +84,21 @@ def chunks(name: str, arrays: Mapping[str, mx.array | HostArray]) -> Iterator[by
         start += array.nbytes
     text = msgspec.json.encode(entries)
     text += b" " * (-len(text) % _ALIGNED)
-    yield len(text).to_bytes(8, "little") + text
-    for path in paths:  # one at a time: on a device that must copy for it, this bounds what is held
-        view = bits_of(arrays[path])
+    text = len(text).to_bytes(8, "little") + text
+    return Chunks(len(text) + start, lambda: _stretches(text, [arrays[path] for path in paths]))
+
+
+def _stretches(header: bytes, arrays: Sequence[mx.array | HostArray]) -> Iterator[bytes | memoryview]:
+    yield header
+    for array in arrays:  # one at a time: on a device that must copy for it, this bounds what is held
+        view = bits_of(array)
         if view.size:
             whole = view.reshape(-1).data.cast("B")
             for first in range(0, len(whole), _STRETCH):
                 yield whole[first : first + _STRETCH]
 
 
-def arrays_of(content: bytes | Content) -> dict[str, mx.array]:
+def arrays_of(content: bytes | Source) -> dict[str, mx.array]:
     """The arrays of a safetensors file. Not by `mx.load`: it reads a Python buffer in a thread of its own, which, when
     the process ends soon after, aborts it.
 
@@ -102,7 +108,7 @@ def arrays_of(content: bytes | Content) -> dict[str, mx.array]:
     Raises:
         ValueError: it is not such a file: the tensors must be of known types and fill its data without a gap.
     """
-    content = Content([content]) if isinstance(content, bytes) else content
+    content = Content(content) if isinstance(content, bytes) else content
     start = 8 + int.from_bytes(content.taken(0, min(8, content.size)), "little")
     if content.size < 8 or start > content.size:
         raise ValueError(f"its header should end at byte {start} of {content.size}")

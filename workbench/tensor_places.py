@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from .digests import SHA256, XXH3
 from .untrusted import DOCUMENT, decode, open_regular
 
 # As numpy reads them; bfloat16, which it lacks, as uint16.
@@ -44,6 +45,7 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         start: of its bytes in the file; `bytes`: how many.
         sha256: of these bytes, in hexadecimal.
         dtype: as safetensors name it, such as "F32".
+        xxh3: XXH3-128 of the bytes, too; older records have none.
     """
 
     file: str
@@ -52,6 +54,11 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
     dtype: str
     shape: tuple[Size, ...]
+    xxh3: str | msgspec.UnsetType = msgspec.UNSET
+
+    def digests(self, thorough: bool) -> dict[str, str]:
+        """What reading verifies, by kind. `thorough`: all that there are."""
+        return expected_digests(self.sha256, self.xxh3, thorough)
 
     def fault(self) -> str | None:
         """Why no record of ours can say this; None: it can."""
@@ -60,6 +67,13 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.dtype not in DTYPES or size_of(self.dtype, self.shape) != self.bytes:
             return f"it has {self.bytes} bytes, which {self.dtype} of shape {tuple(self.shape)} does not have"
         return None
+
+
+def expected_digests(sha256: str, xxh3: str | msgspec.UnsetType, thorough: bool) -> dict[str, str]:
+    """The digests of a record that reading verifies, by kind: the faster one, if there is one, or all."""
+    if xxh3 is msgspec.UNSET:
+        return {SHA256: sha256}
+    return {XXH3: xxh3, SHA256: sha256} if thorough else {XXH3: xxh3}
 
 
 def size_of(dtype: str, shape: Sequence[int]) -> int:

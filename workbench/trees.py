@@ -5,7 +5,8 @@ Knows MLX; nothing of experiments.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -19,36 +20,93 @@ from .host import raw_views, strides
 
 def state_arrays(tree: Any) -> dict[str, mx.array]:
     """The arrays of a model (its parameters, frozen ones too) or of an optimizer state, by dotted path, sorted."""
-    found: dict[str, mx.array] = {}
-    if not isinstance(tree, nn.Module):
-        _gather(found, "", tree)
-    elif type(tree).parameters is nn.Module.parameters:
-        _gather_parameters(found, "", tree)
-    else:
-        _gather(found, "", tree.parameters())
-    return {path: found[path] for path in sorted(found)}
+    return Leaves(tree).arrays()
 
 
-def _gather(found: dict[str, mx.array], prefix: str, tree: Any) -> None:
-    """The arrays that `mlx.utils.tree_flatten` finds, by the same paths, in a fraction of its time: every step asks."""
-    if isinstance(tree, mx.array):
-        found[prefix[:-1]] = tree
-    elif isinstance(tree, (dict, list, tuple)):
-        for key, node in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            _gather(found, f"{prefix}{key}.", node)
+class Leaves:
+    """The arrays of one tree, asked for again and again, as every step does.
 
+    Where each stands is remembered. It holds as long as every container holds the same containers, as many entries, and
+    arrays in the same places; otherwise the tree is walked again.
 
-def _gather_parameters(found: dict[str, mx.array], prefix: str, tree: dict[str, Any] | list[Any]) -> None:
-    """Those of `nn.Module.parameters`: a module's attributes whose names begin with _ are none, nor is a tuple."""
-    private = isinstance(tree, nn.Module)
-    items: Iterable[tuple[Any, Any]] = tree.items() if isinstance(tree, dict) else enumerate(tree)
-    for key, node in items:
-        if private and key.startswith("_"):
-            continue
-        if isinstance(node, mx.array):
-            found[f"{prefix}{key}"] = node
-        elif isinstance(node, (dict, list)):
-            _gather_parameters(found, f"{prefix}{key}.", node)
+    Attributes:
+        tree: a model, of which these are the parameters, frozen ones too; or a dict, list or tuple, such as an
+            optimizer's state: all arrays in it.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        self.tree = tree
+        self._walk()
+
+    def arrays(self) -> dict[str, mx.array]:
+        """By dotted path, sorted."""
+        found = self._now()  # which may find other paths
+        return dict(zip(self._paths, found, strict=True))
+
+    def handles(self) -> dict[str, mx.array]:
+        """The same by new handles, which `a += 1` in a user's code leaves as they are."""
+        found = self._now()
+        return dict(zip(self._paths, map(copy, found), strict=True))
+
+    def _now(self) -> list[mx.array]:
+        found = self._found()
+        if found is None:
+            self._walk()
+            found = self._found()
+            assert found is not None
+        return found
+
+    def _found(self) -> list[mx.array] | None:
+        """The arrays in order, or None if the tree has another structure by now."""
+        if self._remade:
+            self._walk()
+        try:
+            found = [container[key] for container, key in self._places]
+            inner = [container[key] for container, key in self._inner_places]
+            types = [type(container[key]) for container, key in self._other_places]
+        except LookupError:
+            return None
+        same = all(map(operator.is_, inner, self._inner)) and types == self._types
+        same = same and list(map(len, self._containers)) == self._lengths and set(map(type, found)) <= self._kinds
+        return found if same else None
+
+    def _walk(self) -> None:
+        tree = self.tree
+        model = isinstance(tree, nn.Module)
+        self._remade = model and type(tree).parameters is not nn.Module.parameters  # by a method of the user's
+        self._containers: list[Any] = []
+        self._inner_places: list[tuple[Any, Any]] = []
+        self._inner: list[Any] = []
+        self._other_places: list[tuple[Any, Any]] = []
+        self._types: list[type] = []
+        placed: dict[str, tuple[Any, Any]] = {}
+        root = tree.parameters() if self._remade else tree
+        if isinstance(root, mx.array):
+            placed[""] = [root], 0
+        else:
+            self._enter(root, "", placed, (dict, list) if model and not self._remade else (dict, list, tuple))
+        self._paths = sorted(placed)
+        self._places = [placed[path] for path in self._paths]
+        self._kinds = {type(container[key]) for container, key in self._places}
+        self._lengths = list(map(len, self._containers))
+
+    def _enter(self, container: Any, prefix: str, placed: dict[str, tuple[Any, Any]], kinds: tuple[type, ...]) -> None:
+        """The arrays that `mlx.utils.tree_flatten` finds, by the same paths; of a model those of `parameters`, where
+        attributes whose names begin with _ are none, nor is a tuple."""
+        self._containers.append(container)
+        private = tuple not in kinds and isinstance(container, nn.Module)
+        for key, node in container.items() if isinstance(container, dict) else enumerate(container):
+            if private and str(key).startswith("_"):
+                continue
+            if isinstance(node, mx.array):
+                placed[f"{prefix}{key}"] = container, key
+            elif isinstance(node, kinds):
+                self._inner_places.append((container, key))
+                self._inner.append(node)
+                self._enter(node, f"{prefix}{key}.", placed, kinds)
+            else:
+                self._other_places.append((container, key))
+                self._types.append(type(node))
 
 
 def row_major(array: mx.array) -> mx.array:
@@ -58,6 +116,11 @@ def row_major(array: mx.array) -> mx.array:
     """
     array = mx.contiguous(array)
     return array.reshape(-1).reshape(array.shape) if has_free_stride(array) else array
+
+
+def is_row_major(array: mx.array) -> bool:
+    """Whether `row_major` would give the array as it is. On a CUDA device, where asking would move the array, never."""
+    return not cuda.available() and not has_free_stride(array) and memoryview(copy(array)).c_contiguous  # type: ignore[arg-type]
 
 
 def has_free_stride(array: mx.array) -> bool:

@@ -17,17 +17,17 @@ from .recorded.checkpoint_sizes import CheckpointSize, size_sentence
 if TYPE_CHECKING:
     import pandas as pd
 
-Kind = Literal["data", "telemetry", "segment", "batch", "checkpoint", "trace", "step"]
+Kind = Literal["data", "manifest", "telemetry", "segment", "batch", "checkpoint", "trace", "step"]
 Verdict = Literal["exact", "mismatch", "unverified"]
-_OWN = ("telemetry", "segment", "batch", "checkpoint")  # what only the run's folder has; a corpus is elsewhere, too
+_OWN = ("manifest", "telemetry", "segment", "batch", "checkpoint")  # a corpus is elsewhere, too
 
 
 class Check(msgspec.Struct, frozen=True):
     """One thing that was looked at.
 
     Attributes:
-        kind: "data", "telemetry", "segment", "batch" (the stored ones), "checkpoint", "trace", or "step": one that is
-            proven by replay.
+        kind: "data", "manifest", "telemetry", "segment", "batch" (the stored ones), "checkpoint", "trace", or "step":
+            one that is proven by replay.
         what: which one.
         verdict: "exact"; "mismatch": damaged, missing, or with other bits than recorded; "unverified": there is nothing
             to compare with.
@@ -72,6 +72,11 @@ class Verification(msgspec.Struct, kw_only=True):
     def whole(self) -> bool:
         """Exact, and nothing of the run's own is missing: lines, the end of its telemetry, checkpoints, batches."""
         return self.exact and not any(one.verdict == "unverified" and one.kind in _OWN for one in self.checks)
+
+    @property
+    def sealed(self) -> bool:
+        """Its lines have digests of themselves, so that an edit of any of them is seen."""
+        return any((one.kind, one.what) == ("telemetry", "seals") for one in self.checks)
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -123,9 +128,10 @@ class Verification(msgspec.Struct, kw_only=True):
         left = self.steps - proven - self.on_the_way
         return [
             *([f"{left} of {self.steps} steps were not replayed: read, not proven (--replay N)."] if left > 0 else []),
-            "No replay compares times, speed, memory and validation losses; an edit of these is not seen.",
-            "Nothing is signed, and run.json has no digest: files that were all written anew so that they agree pass, "
-            "unless the steps are replayed; a run that was trained anew passes then, too.",
+            "No replay compares times, speed, memory and validation losses"
+            + ("." if self.sealed else "; an edit of these is not seen."),
+            "Nothing is signed: files that were all written anew so that they agree pass, unless the steps are "
+            "replayed; a run that was trained anew passes then, too.",
         ]
 
     def storage(self) -> str | None:

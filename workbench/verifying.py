@@ -6,9 +6,10 @@ Of a telemetry line a replay compares, bit by bit: `batch_hash`, `loss`, `grad_n
 is not logged), `lr` (of a MultiOptimizer the first one's; `state.other` has the others), the four per-layer arrays, and
 the fingerprints in `state`. `before` is done again, so that a wrong one moves those bits (except for a rate that a
 schedule overwrites). `segment` and `step` are counted. `ma`, `spike` and `spike_rule` are derived again from the
-losses. Nothing can be compared with `t`, `elapsed_s`, `step_per_s`, `peak_rss_mb`, `unstable` and what rollback and
-validation lines say. There is no chain of digests over the lines and no signature: files that were all written anew so
-that they agree pass, unless the steps are replayed, and a run that was trained anew passes then, too.
+losses. No replay can compare `t`, `elapsed_s`, `step_per_s`, `peak_rss_mb`, `unstable` and what rollback and validation
+lines say; an edit of these, too, contradicts the seals of the lines, where the run has them. There is no signature:
+files that were all written anew so that they agree pass, unless the steps are replayed, and a run that was trained anew
+passes then, too.
 
 Knows run folders and replays; writes nothing.
 """
@@ -24,23 +25,21 @@ import numpy as np
 
 from . import trace, verdict
 from .batches.batch_files import check_batches
-from .checkpoints import checkpoint_reader
-from .checkpoints.commit import files_of, read_commit, stem
+from .checkpoint_checks import check_checkpoint, check_shared, first_seal, records
+from .checkpoints.commit import files_of, stem
 from .errors import CheckpointError, DataError, WorkbenchError
-from .fingerprint import known_method
 from .interventions import whatif
 from .proving import Progress, not_replayed, replayed
-from .ranks.attendance import setup_of
-from .ranks.own_line import complaint
+from .ranks.rank_checks import check_ranks
 from .rebuild import find, locate
 from .recorded.checkpoint_sizes import CheckpointSize, checkpoint_sizes
-from .recorded.completeness import checkpoints_there, ending, fields, premises
+from .recorded.completeness import checkpoints_there, ending, fields, fingerprints, premises
 from .recorded.layout import TELEMETRY
+from .recorded.seals import SEALS, read_seals, remembered_checkpoints, remembered_end, sealed
 from .recorded.spike_marks import marks
 from .recorded.stretches import stretches
 from .replaying.preparation import undisturbed
 from .run import CHECKPOINTS, TRACES, Run
-from .snapshot import State
 from .verification import Check, Verification
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def verify_run(
     for check in _on_disk(run, notices, progress):
         checks.append(check)
     steps, on_the_way = 0, 0
-    if not any(check.kind == "telemetry" and check.verdict == "mismatch" for check in checks):
+    if not any(check.kind == "telemetry" and check.verdict == "mismatch" and check.what != SEALS for check in checks):
         steps = len(run.telemetry)
         if replay:
             lost = any(check.kind == "data" and check.verdict == "unverified" for check in checks)
@@ -124,16 +123,18 @@ def _on_disk(run: Run, notices: list[str], progress: Progress) -> Iterator[Check
     if readable:
         notices += run.telemetry.notices
         yield from _chain(run)
-        yield from _ranks(run)
+        yield from check_ranks(run)
         yield from _missing(run, committed)
         yield from check_batches(run, lambda ahead, all_: progress(ahead, all_, "stored batches"))
+    since = first_seal(run, committed)
     for done, (step, segment) in enumerate(committed):
         progress(total - len(committed) + done, total, f"checkpoint {step}")
-        found = _checkpoint(run, step, segment, readable)
+        found = check_checkpoint(run, step, segment, readable, since)
         if found.verdict == "mismatch" and (step, segment) not in run.checkpoints:
             notices.append(f"checkpoint {found.what} was thinned meanwhile, and is not looked at")
         else:
             yield found
+    yield from check_shared(run, committed)
     yield from _traces(run)
     notices += _strays(run)
 
@@ -189,22 +190,6 @@ def _chain(run: Run) -> Iterator[Check]:
             yield Check("segment", name, "exact", f"it started from {first}")
 
 
-def _ranks(run: Run) -> Iterator[Check]:
-    """Whether the lines of a data-parallel run have an entry of each rank, and their losses make the line's."""
-    if (setup := setup_of(run.manifest)) is None:
-        return
-    columns = [run.telemetry.column(name) for name in ("segment", "step")]
-    places = zip(*(np.zeros(0, np.int64) if one is None else one for one in columns), strict=True)
-    for segment, step in places:
-        line = run.telemetry.at(int(step), int(segment))
-        if line is not None and (wrong := complaint(line, setup.size)) is not None:
-            yield Check(
-                "telemetry", "ranks", "mismatch", f"the line of step {step} does not agree with itself: {wrong}"
-            )
-            return
-    yield Check("telemetry", "ranks", "exact", f"each line has {setup.size} ranks, and the mean of their losses")
-
-
 def _missing(run: Run, committed: list[tuple[int, int]]) -> Iterator[Check]:
     """What must be there, and is not."""
     try:
@@ -212,59 +197,25 @@ def _missing(run: Run, committed: list[tuple[int, int]]) -> Iterator[Check]:
     except OSError as error:
         yield Check("telemetry", TELEMETRY, "mismatch", f"it can't be read any more ({error.strerror})")
         return
-    yield ending(wrote)
+    try:
+        found = read_seals(run)
+    except (OSError, WorkbenchError) as error:
+        yield Check("telemetry", TELEMETRY, "mismatch", f"it can't be read any more ({error})")
+        return
+    yield from sealed(run, found)
+    named = {stretch.segment for stretch in wrote if stretch.segment is not None}
+    if strange := sorted(named - {entry.segment for entry in run.manifest.segments}):
+        told = f"a line says that segment {strange[0]} starts, which the manifest lacks"
+        yield Check("telemetry", TELEMETRY, "mismatch", told)
+        return
+    end = ending(wrote)
+    yield end if end.verdict == "mismatch" else remembered_end(run, found) or end
     yield from fields(wrote)
+    yield from fingerprints(run, wrote)
     yield from marks(run, wrote)
     yield from premises(run)
     yield from checkpoints_there(run, wrote, committed)
-
-
-def _checkpoint(run: Run, step: int, segment: int, readable: bool) -> Check:
-    """Its digests, and whether it is the state that the telemetry recorded and has the manifest's parameters."""
-    name = stem(step, segment)
-    try:
-        record = read_commit(run.path / CHECKPOINTS, step, segment)
-        state = checkpoint_reader.read(run.path / CHECKPOINTS, step, segment, run.manifest.run)
-        lanes = state.lanes(known_method(run.manifest.fingerprint, run.path))
-    except WorkbenchError as error:
-        return Check("checkpoint", name, "mismatch", str(error))
-    if unlike := [lane for lane, value in record.state.items() if lanes.get(lane) != value]:
-        return Check("checkpoint", name, "mismatch", f"its commit record has other fingerprints of {', '.join(unlike)}")
-    if (sentence := _other_parameters(run, state)) is not None:
-        return Check("checkpoint", name, "mismatch", sentence)
-    if not readable or segment >= len(run.manifest.segments):
-        return Check("checkpoint", name, "unverified", "its digests agree; there is no telemetry to compare it with")
-    begun, ended = run.manifest.segments[segment].start, run.telemetry.last_step(segment)
-    if step > max(begun, ended):
-        told = f"the telemetry of segment {segment} ends at step {ended}, before this checkpoint"
-        return Check("checkpoint", name, "mismatch", f"{told}: its last lines are gone")
-    logged = {
-        lane.removeprefix("state."): value
-        for lane, value in run.state_evidence(step, segment).items()
-        if lane.startswith("state.")
-    }
-    if not logged:
-        return Check(
-            "checkpoint", name, "unverified", "its digests agree; the telemetry has no fingerprint of this state"
-        )
-    if unlike := [lane for lane, value in logged.items() if lanes.get(lane) != value]:
-        return Check(
-            "checkpoint", name, "mismatch", f"it is not the state that the run logged: {', '.join(unlike)} differ"
-        )
-    return Check("checkpoint", name, "exact", "its digests agree, and it is the state that the run logged")
-
-
-def _other_parameters(run: Run, state: State) -> str | None:
-    listed = {one.path: (tuple(one.shape), one.dtype) for one in run.manifest.parameters}
-    held = {path: (array.shape, str(array.dtype).removeprefix("mlx.core.")) for path, array in state.weights.items()}
-    for path in sorted(listed.keys() | held.keys()):
-        if path not in listed or path not in held:
-            return f"{path} stands only in the {'checkpoint' if path in held else 'manifest'}"
-        if listed[path][0] != held[path][0]:
-            return f"{path} has the shape {held[path][0]}, in the manifest {listed[path][0]}"
-        if listed[path][1] != held[path][1]:
-            return f"{path} has the dtype {held[path][1]}, in the manifest {listed[path][1]}"
-    return None
+    yield from remembered_checkpoints(found, committed)
 
 
 def _traces(run: Run) -> Iterator[Check]:
@@ -290,12 +241,8 @@ def _traces(run: Run) -> Iterator[Check]:
 def _strays(run: Run) -> list[str]:
     folder = run.path / CHECKPOINTS
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    committed, listed = {stem(*key) for key in run.checkpoints}, set[str]()
-    for key in run.checkpoints:
-        try:
-            listed |= files_of(read_commit(folder, *key))
-        except CheckpointError:
-            continue
+    committed = {stem(*key) for key in run.checkpoints}
+    listed = {name for one in records(run, run.checkpoints) for name in files_of(one)}
     stray = [name for name in names if name.lstrip(".").partition(".")[0] and _stem(name) not in committed]
     stray = [name for name in stray if name not in listed]
     return (

@@ -101,9 +101,13 @@ def curve(problem: Problem, peers: Peers, say: Callable[[str], None]) -> list[Me
     count = LINES[problem.size]
     say(f"a curve of {count:,} steps")
     steps, values = np.arange(1, count + 1), np.random.default_rng(0).lognormal(size=count)
-    drawn = [Drawn("run", 0, {LOSS: [Curve(0, steps, values, steps[:0])]})]
+    drawn, bare = (
+        [Drawn("run", 0, {LOSS: [Curve(0, steps[chosen], values[chosen], steps[:0])]})]
+        for chosen in (slice(None), np.sort([values.argmin(), values.argmax()]))
+    )
     works: dict[str, Callable[[], object]] = {
         "ours": lambda: png(overlay(drawn, [LOSS], 1, count)),
+        "bare": lambda: png(overlay(bare, [LOSS], 1, count)),
         "raw": lambda: _plain(steps, values),
         "empty": lambda: _plain(steps[:0], values[:0]),
     }
@@ -121,7 +125,7 @@ def curve(problem: Problem, peers: Peers, say: Callable[[str], None]) -> list[Me
             35.0 if problem.size == "small" else None,
             middle["empty"],
             peers={"matplotlib, every point": middle["raw"]},
-            parts={"empty axes of the same size": middle["empty"]},
+            parts={"empty axes of the same size": middle["empty"], "the figure with two points": middle["bare"]},
         )
     ]
 

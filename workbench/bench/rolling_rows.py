@@ -30,7 +30,7 @@ def rolling(problem: Problem, peers: Peers, say: Callable[[str], None]) -> list[
     say("roll-forward and probe pass")
     run = Run(problem.recorded(STEPS, SAVE_EVERY))
     training_peak, replay_peak = _peak(lambda: _trained(problem)), _peak(lambda: _probed(problem, run))
-    experiment, start, plain = problem.build(), _start(run), plain_step(problem.build())
+    experiment, plain = problem.build(), plain_step(problem.build())
     own = problem.build()
     parts = (own.model, own.optimizer, own.loss_fn, own.sampler)
     options: dict[str, Any] = {"clip": own.options.clip, "compile": own.options.compile}
@@ -41,7 +41,7 @@ def rolling(problem: Problem, peers: Peers, say: Callable[[str], None]) -> list[
         plain()
         for turn in range(problem.rounds):
             say(f"roll-forward and probe pass, {turn + 1} of {problem.rounds}")
-            for name, seconds in _timed_replay(experiment, start, run):
+            for name, seconds in _timed_replay(experiment, run):
                 if "rolling" in name:
                     taken["rolled"].append(seconds)
                 elif "probe" in name:
@@ -95,13 +95,13 @@ def _start(run: Run) -> State:
     return read(run.path / CHECKPOINTS, 0, 0, run.manifest.run)
 
 
-def _timed_replay(experiment: Experiment, start: State, run: Run) -> list[tuple[str, float]]:
+def _timed_replay(experiment: Experiment, run: Run) -> list[tuple[str, float]]:
     """What a replay with a roll-forward says that it does, and the seconds of each; the first step compiles and is left
     out."""
     times: list[tuple[str, float]] = []
     outcomes = replay_steps(
         experiment,
-        start,
+        _start(run),
         [ROLLED + 1],
         lambda step: run.evidence(step, 0) if step else {},
         layers=run.manifest.layers,
@@ -135,4 +135,4 @@ def _trained(problem: Problem) -> None:
 
 
 def _probed(problem: Problem, run: Run) -> None:
-    _timed_replay(problem.build(), _start(run), run)
+    _timed_replay(problem.build(), run)

@@ -21,7 +21,12 @@ import numpy, pandas
 from workbench import telemetry
 from workbench.lines import column_cache, scan
 unit = 1 if sys.platform == "darwin" else 1024
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def peak():
+    try:  # on Linux, ru_maxrss of a new process begins with what its parent had when it was forked
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 path, way, cache = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 column_cache.folder = lambda: cache
 before, start, spent = peak(), time.perf_counter(), time.process_time()

@@ -124,6 +124,7 @@ def _python(inquiry: Inquiry, one: Tried, state: int, segment: int, out: str) ->
     clips = change is not None and change.name == "clip" and not manifest.own_step
     options = [text for text in other_options(manifest) if not (clips and text.startswith("clip="))]
     options += [f"clip={change.value!r}"] if clips and change is not None else []
+    options += [f"ignore={manifest.ignore!r}"] if manifest.ignore else []
     lines.append(f"point = wb.fork_point({', '.join(point)})")
     lines.append(f"recorder = wb.Recorder({', '.join([repr(out), *parts, *options, 'fork=point', *made])})")
     if change is not None and change.name not in ("reset", "rng") and not clips:

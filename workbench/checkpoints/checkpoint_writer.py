@@ -17,7 +17,7 @@ import msgspec
 from .. import deduplication, tensor_file
 from ..deduplication import Earlier
 from ..errors import CheckpointError
-from ..files import discard, pretty_json, sync_folder, temporary_beside, write_atomic, write_flushed
+from ..files import discard, pretty_json, sync_folder, temporary_beside, write_atomic, write_together
 from ..ranks.rank_parts import SUFFIX as RANKS
 from ..snapshot import State
 from ..tensor_places import Place
@@ -88,8 +88,8 @@ def write(
         optimizer, taken["optimizer"] = deduplication.split(folder, _part(before, "optimizer", lasts), optimizer)
     taken = {part: places for part, places in taken.items() if places}
     parts: dict[str, Iterable[bytes | memoryview]] = {
+        name + OPTIMIZER: tensor_file.chunks(name + OPTIMIZER, optimizer),  # first: the larger, to be flushed longest
         name + WEIGHTS: tensor_file.chunks(name + WEIGHTS, own),
-        name + OPTIMIZER: tensor_file.chunks(name + OPTIMIZER, optimizer),
         name + RNG: [pretty_json(Rng(state.rng))],
         name + CURSOR: [pretty_json(state.cursor)],
     }
@@ -97,7 +97,8 @@ def write(
         parts[name + RANKS] = [pretty_json(state.ranks)]
     temporaries = {part: temporary_beside(folder / part) for part in parts}
     try:
-        entries = {part: FileEntry(*write_flushed(temporaries[part], parts[part])) for part in parts}
+        written = write_together({temporaries[part]: chunks for part, chunks in parts.items()})
+        entries = {part: FileEntry(*written[temporary]) for part, temporary in temporaries.items()}
         for part, temporary in temporaries.items():
             os.replace(temporary, folder / part)
     except BaseException:
@@ -105,7 +106,7 @@ def write(
             discard(temporary)
         raise
     if base is not None:
-        entries[base.name] = FileEntry(base.bytes, base.sha256)
+        entries[base.name] = FileEntry(base.bytes, base.sha256, base.xxh3)
     sync_folder(folder)  # the names of the parts, before that of the record which vouches for them
     optional: dict[str, Any] = {"taken": taken or msgspec.UNSET, "layouts": orders or msgspec.UNSET}
     record = Commit(run=run, step=state.step, segment=segment, files=entries, state=lanes, t=t, **optional).sealed()

@@ -14,15 +14,27 @@ from ..errors import CheckpointError
 from ..files import canonical_json, sha256
 from ..frozen import is_base
 from ..ranks.rank_parts import SUFFIX as RANKS
-from ..tensor_places import Place
+from ..tensor_places import Place, expected_digests
 from ..untrusted import decode, read_file
 
 WEIGHTS, OPTIMIZER, RNG, CURSOR = ".safetensors", ".optimizer.safetensors", ".rng", ".cursor"
 
 
 class FileEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """A file that a commit record vouches for.
+
+    Attributes:
+        xxh3: XXH3-128, which reading verifies in place of the slower SHA-256; older records have none. Neither is
+            signed: whoever changes a file on purpose can change its record.
+    """
+
     bytes: int
     sha256: str
+    xxh3: str | msgspec.UnsetType = msgspec.UNSET
+
+    def digests(self, thorough: bool) -> dict[str, str]:
+        """What reading verifies, by kind: see `digests`. `thorough`: all that there are."""
+        return expected_digests(self.sha256, self.xxh3, thorough)
 
 
 class Commit(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -37,7 +37,12 @@ def autopsy(run: Path, step: int, as_json: bool, **options: Any) -> None:
         echo_json(verdict.to_json())
         return
     from ..cause.verdict_tables import verdict_parts
+    from ..recorded.planted import explained
 
     console = page(140)
     for part in verdict_parts(verdict):
         console.print(part, soft_wrap=isinstance(part, str), markup=False)
+    rows = verdict.culprit.get("rows")
+    sources = [row["source"] for row in rows if isinstance(row, dict) and "source" in row] if rows else []
+    if (said := explained(opened.manifest, sources)) is not None:
+        console.print(said, soft_wrap=True, markup=False)

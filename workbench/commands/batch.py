@@ -28,7 +28,8 @@ def batch(run: Path, step: int, rows: int | None, segment: int | None, factory: 
     """
     from ..run import open_run
 
-    facts = open_run(run).batch_facts(step, segment=segment, factory=factory)
+    opened = open_run(run)
+    facts = opened.batch_facts(step, segment=segment, factory=factory)
     notices = facts.attrs["notices"]
     facts = facts.groupby("step", sort=False).head(rows) if rows else facts
     if as_json:
@@ -38,10 +39,13 @@ def batch(run: Path, step: int, rows: int | None, segment: int | None, factory: 
     for notice in notices:
         echo(notice, err=True)
     from ..interventions.tables import batch_tables
+    from ..recorded.planted import explained
 
     console = page(160)
     for table in batch_tables(facts):
         console.print(table)
+    if opened.unverifiable() is None and (said := explained(opened.manifest, facts["source"])) is not None:
+        console.print(said, soft_wrap=True)
 
 
 def _json(value: Any) -> Any:

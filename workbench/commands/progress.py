@@ -1,12 +1,41 @@
-"""Bars on standard error while something runs."""
+"""Bars on standard error while something runs; where that is no terminal, a plain line now and then."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..printed import terminal
+import click
+
+from ..printed import echo, terminal
+
+EACH = 30.0  # seconds between two lines; what is done sooner says nothing
+
+
+class Lines:
+    """Says now and then how far something is, where nobody sees a bar: in a log file, or over a pipe.
+
+    Nothing is said where the output is asked for as JSON, or in a notebook's process, whose cells keep what was said.
+
+    Args:
+        seen: a bar is shown.
+    """
+
+    def __init__(self, seen: bool) -> None:
+        context = click.get_current_context(silent=True)
+        given = {} if context is None else context.params
+        self._silent = seen or any(given.get(name) for name in ("as_json", "quiet")) or "JPY_PARENT_PID" in os.environ
+        self._last = time.monotonic()
+
+    def say(self, done: int, total: int | None, what: str) -> None:
+        now = time.monotonic()
+        if self._silent or now - self._last < EACH:
+            return
+        self._last = now
+        echo(f"{what} ({done} of {total})" if total else what, err=True)
 
 
 class TrainingProgress:
@@ -23,6 +52,7 @@ class TrainingProgress:
         )
         self._bar = Progress(*columns, console=terminal(stderr=True))
         self._task = self._bar.add_task("", total=steps, loss=float("nan"), speed=0.0)
+        self._total, self._lines = steps, Lines(self._bar.console.is_terminal)
         self.spikes = self.steps = 0
 
     def __enter__(self) -> TrainingProgress:
@@ -36,6 +66,7 @@ class TrainingProgress:
         self.steps += 1
         speed = self._bar.tasks[0].speed or 0.0
         self._bar.update(self._task, completed=step, loss=loss, speed=speed)
+        self._lines.say(step, self._total, f"loss {loss:.4f}, {speed:.1f} steps/s")
         if reading is not None and reading.rule is not None:
             self.spikes += 1
             self.say(f"step {step}: spike ({reading.rule}): {reading.explanation}")
@@ -74,10 +105,12 @@ def doing(first: str, counted: bool = False) -> Iterator[Callable[[int, int, str
 
     count = (MofNCompleteColumn(),) if counted else ()
     columns = (TextColumn("{task.description}"), BarColumn(), *count, TimeElapsedColumn())
-    with Progress(*columns, console=terminal(stderr=True), transient=True) as bar:
-        task = bar.add_task(first, total=None)
+    console = terminal(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task, lines = bar.add_task(first, total=None), Lines(bar.console.is_terminal)
 
         def progress(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what)
+            lines.say(done, total, what)
 
         yield progress

@@ -17,6 +17,8 @@ from .page import page, print_json
 from .printed_trace import print_trace
 from .progress import doing, follows
 
+SHARE = 0.65  # of a training process' memory: the rest is Python's, a recorder's and a checkpoint's on its way
+
 
 @click.command()
 @RUN
@@ -48,7 +50,10 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
     Args:
         options: those of the command, under their names there; a missing one has its default.
     """
-    from .. import kernel_cache, read_ahead
+    from .. import short_lived
+
+    short_lived.importing()
+    from .. import kernel_cache, read_ahead, warm_heap
     from ..run import CHECKPOINTS, open_run
 
     run = open_run(path)
@@ -62,6 +67,9 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
         raise click.UsageError("--context goes with a single --step, the probe pass, and the repetition.")
     leads = not follows()  # of several ranks that replay together, the first speaks for all
     plan = run.plan(steps, segment, checkpoint=options.get("checkpoint"))
+    backend = run.manifest.segments[run.manifest.lineage(plan.segment, plan.steps[0])].environment.get("backend", "cpu")
+    if backend == "cpu":
+        warm_heap.warm(_memory(run, plan))  # before the first thread
     read_ahead.begin_checkpoint(run.path / CHECKPOINTS, *plan.checkpoint)
     if leads:
         for notice in plan.notices:
@@ -69,12 +77,14 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
         echo(f"{path}: {plan.sentence()}", err=True)
     if options.get("other_environment") and leads:
         _name_differences(run, plan.segment)
-    backend = run.manifest.segments[run.manifest.lineage(plan.segment, plan.steps[0])].environment.get("backend", "cpu")
     kernels = kernel_cache.count(backend)
     if (said := kernel_cache.empty(backend)) is not None:
         echo(said, err=True)
     options["with_probe"] = options.pop("probe", True)
     with doing("restoring") as progress:
+        from .. import session  # noqa: F401  # with all that it imports, MLX too
+
+        short_lived.imported()
         if before is not None and isinstance(steps, int):
             for name in ("with_probe", "repeat"):
                 options.pop(name, None)
@@ -96,7 +106,15 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
     else:
         for trace in traces:
             print_trace(trace, full=len(traces) == 1, names=names)
+    short_lived.ending()
     sys.exit(0 if not leads or all(trace.exact for trace in traces) else 1)
+
+
+def _memory(run: Any, plan: Any) -> int:
+    """Bytes that a replay of a step needs, by what its training took at the most; 0: that was not recorded."""
+    line = run.line(plan.steps[0], plan.segment)
+    peak = getattr(line, "peak_rss_mb", None)
+    return int(peak * 1e6 * SHARE) if isinstance(peak, (int, float)) else 0
 
 
 def _print_context(context: Any, as_json: bool, names: Mapping[str, str]) -> None:

@@ -6,22 +6,31 @@ from pathlib import Path
 
 import click
 
+from .options import FACTORY
+from .progress import doing
+
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--step", required=True, type=click.IntRange(1), help="The step.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The HTML file to write.")
 @click.option("--segment", type=int, help="Where the step stands in several segments that differ.")
-def report(run: Path, step: int, out: Path, segment: int | None) -> None:
+@FACTORY
+def report(run: Path, step: int, out: Path, segment: int | None, factory: str | None) -> None:
     """Write what is known of a step to one HTML file: no scripts, nothing to load.
 
     Timeline, badges, norms of each layer and where they left their usual range, rows of the batch, verdict,
-    experiments and environment, as far as replay, autopsy and whatif have found them; it computes nothing itself.
+    experiments and environment, as far as replay, autopsy and whatif have found them; it computes nothing itself,
+    unless --factory names the code of a loop of your own: then a step that was not replayed yet is replayed first.
     """
     from ..run import open_run
     from ..step_report import write_report
 
-    path = write_report(open_run(run), step, out, segment=segment)
+    opened = open_run(run)
+    if factory is not None and opened.trace(step, segment) is None:
+        with doing("restoring") as progress:
+            opened.replay(step, segment=segment, factory=factory, progress=progress)
+    path = write_report(opened, step, out, segment=segment)
     click.echo(
         f"{path}: {path.stat().st_size / 1e3:,.0f} kB. It holds text of the run's data: look before you share it."
     )

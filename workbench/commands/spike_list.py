@@ -38,7 +38,7 @@ def spikes(
     """List the spikes of a run or of another program's log, with the rule that found each.
 
     Without --rule a single run is judged as its recorder did. With it, by rules that also say where each departure
-    began: non_finite, moving_average (the posttrainllm trainer's), robust_z, six_sigma, grad_norm_median, drift (slow
+    began: non_finite, moving_average (the posttrainllm trainer's), loss_z, six_sigma, grad_norm_median, drift (slow
     ones, by CUSUM). With several runs, by these, and the steps at which more than one of them spiked are named.
 
     As what a log was recognised, and which key was taken for the loss, is said on standard error. Where that is wrong,

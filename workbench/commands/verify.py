@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ..printed import echo, echo_json, terminal
+from .progress import doing
 
 
 @click.command()
@@ -27,18 +28,11 @@ def verify(run: Path, as_json: bool, **options: Any) -> None:
     Exit code 0: nothing contradicts the record (what could not be verified is said); 1: something is damaged or
     missing, or a replayed step is not exact; 2: it could not be done.
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 
     from ..run import open_run
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=terminal(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading", total=None)
-
-        def progress(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what)
-
+    with doing("reading") as progress:
         found = open_run(run).verify(progress=progress, **options)
     if as_json:
         echo_json(found.to_json())

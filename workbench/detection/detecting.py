@@ -14,7 +14,7 @@ import pandas as pd
 
 from ..errors import WorkbenchError
 from ..spikes import recorded
-from .rules import QUANTITIES, THRESHOLD_RULES, Departure, DetectionSettings, by_drift, by_threshold
+from .rules import FORMER, QUANTITIES, THRESHOLD_RULES, Departure, DetectionSettings, by_drift, by_threshold
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -50,7 +50,7 @@ def detect_spikes(
     Raises:
         WorkbenchError: a rule is unknown, or the frame lacks `step`.
     """
-    asked = ALL_RULES if rules is None else tuple(rules)
+    asked = ALL_RULES if rules is None else tuple(FORMER.get(name, name) for name in rules)
     if isinstance(rules, str) or (unknown := [name for name in asked if name not in ALL_RULES]):
         named = repr(rules) if isinstance(rules, str) else repr(unknown[0])
         raise WorkbenchError(f"{named} is no list of rules; expected some of {', '.join(ALL_RULES)}")

@@ -7,17 +7,18 @@ steps.
     rule              fires where
     non_finite        the loss or the gradient norm is NaN or infinite
     moving_average    loss > factor * mean of the last `window`
-    robust_z          loss > median + z * sigma of the last `window`, sigma = 1.4826 MAD
+    loss_z            loss > median + z * sigma of the last `window`, sigma = 1.4826 MAD
     six_sigma         loss > mean + sigmas * standard deviation of the last `sigma_window`
     grad_norm_median  gradient norm > grad_norm_factor * median of the last `window`
     drift             the loss, or the logarithm of the gradient norm, has long been a little above its level: CUSUM
 
 Sources. `moving_average` is the rule of the posttrainllm trainer (LossSpikeDetector in its TinyGPT sources: window 50,
 factor 3, silent until the window is full and for window / 2 steps after it fired), in float64 instead of float32, and
-with one difference: there a NaN enters the window and silences the rule until it leaves. `robust_z` is the modified
+with one difference: there a NaN enters the window and silences the rule until it leaves. `loss_z` is the modified
 z-score of B. Iglewicz and D. Hoaglin (How to Detect and Handle Outliers, ASQC Quality Press 1993); the threshold of 6
-instead of their 3.5 because it is asked at every step. `six_sigma` is that of OLMo-core's StabilityMonitor and
-SkipStepOptimizer: 6 standard deviations, window 128. `grad_norm_median`, 3 times the median of 50, is also what
+instead of their 3.5 because it is asked at every step; a recorder's rule of this name (`spikes`) has the same
+threshold, and leaves the spikes that it found out of its window. `six_sigma` is that of OLMo-core's StabilityMonitor
+and SkipStepOptimizer: 6 standard deviations, window 128. `grad_norm_median`, 3 times the median of 50, is also what
 `recovery` calls unstable; both numbers are a choice of the issue that asked for that. `drift` is `cusum`: the reference
 is the median and 1.4826 MAD of some 500 values before, k = 0.5 (half a shift of one sigma, the usual choice: D.
 Montgomery, Introduction to Statistical Quality Control, section 9.1), and scores are cut at 3, so that a single spike
@@ -26,10 +27,10 @@ kind take h = 5, which on healthy noise means an alarm every 930 values; h = 20 
 
 False alarms in a million healthy values, measured with these defaults (where none is given, none was seen):
 
-    loss, normal noise of 2.5 %            robust_z 4, six_sigma 0.3
-    the same, correlated by 0.3; by 0.6    robust_z 8, drift 4; robust_z 8, drift 290
-    the same with 5 degrees of freedom (t) robust_z 970, six_sigma 360
-    gamma noise, skewed to the right       robust_z 220, six_sigma 30, drift 0.5
+    loss, normal noise of 2.5 %            loss_z 4, six_sigma 0.3
+    the same, correlated by 0.3; by 0.6    loss_z 8, drift 4; loss_z 8, drift 290
+    the same with 5 degrees of freedom (t) loss_z 970, six_sigma 360
+    gamma noise, skewed to the right       loss_z 220, six_sigma 30, drift 0.5
     gradient norm, lognormal of width 0.2; 0.3; 0.5   grad_norm_median 0; 140; 10,700
 
 So `drift` asks for losses that do not hang together over some steps, and a factor of the median for gradient norms that
@@ -60,9 +61,9 @@ class DetectionSettings:
     """How far from its past a value must be; see `rules` for where the defaults come from.
 
     Args:
-        window: values that `moving_average`, `robust_z` and `grad_norm_median` look back on; 4 or more.
+        window: values that `moving_average`, `loss_z` and `grad_norm_median` look back on; 4 or more.
         factor: of `moving_average`; more than 1.
-        z: of `robust_z`; more than 0.
+        z: of `loss_z`; more than 0.
         sigma_window, sigmas: of `six_sigma`; 4 or more, and more than 0.
         grad_norm_factor: of `grad_norm_median`; more than 1.
         drift_window: values of the reference of `drift`; a multiple of 10, 40 or more.
@@ -130,7 +131,7 @@ def moving_average(values: np.ndarray, settings: DetectionSettings) -> Judged:
     return Judged(mean, settings.factor * mean, settings.factor**0.5 * mean)
 
 
-def robust_z(values: np.ndarray, settings: DetectionSettings) -> Judged:
+def loss_z(values: np.ndarray, settings: DetectionSettings) -> Judged:
     """Sigma is at least 0.5 % of the median; see `spikes.LOSS_SIGMA_FLOOR`. The weak threshold is at z / 2."""
     median, mad = rolling.median_and_mad(values, settings.window)
     sigma = _at_least(NORMAL_SIGMA_PER_MAD * mad, LOSS_SIGMA_FLOOR * np.abs(median))
@@ -166,9 +167,10 @@ class Rule(NamedTuple):
     words: str
 
 
+FORMER = {"robust_z": "loss_z"}  # names that rules had
 THRESHOLD_RULES = {
     "moving_average": Rule("loss", moving_average, "window", "{far} times the mean"),
-    "robust_z": Rule("loss", robust_z, "window", "{far} robust standard deviations above the median"),
+    "loss_z": Rule("loss", loss_z, "window", "{far} robust standard deviations above the median"),
     "six_sigma": Rule("loss", six_sigma, "sigma_window", "{far} standard deviations above the mean"),
     "grad_norm_median": Rule("grad_norm", grad_norm_median, "window", "{far} times the median"),
 }
@@ -184,7 +186,7 @@ def by_threshold(name: str, values: np.ndarray, settings: DetectionSettings) -> 
         return []
     below = np.flatnonzero(~above)
     asked = {"moving_average": settings.factor, "grad_norm_median": settings.grad_norm_factor}
-    scale = asked.get(name, settings.z if name == "robust_z" else settings.sigmas)
+    scale = asked.get(name, settings.z if name == "loss_z" else settings.sigmas)
     found, place = [], 0
     while place < len(strong):
         fired = int(strong[place])

@@ -154,9 +154,15 @@ def texts_to_words(texts: Sequence[str]) -> np.ndarray:
     if set(map(len, texts)) != {10}:
         raise Odd
     try:
-        characters = np.frombuffer("".join(texts).encode("ascii"), np.uint8).reshape(-1, 10)
+        return characters_to_words(np.frombuffer("".join(texts).encode("ascii"), np.uint8).reshape(-1, 10))
     except UnicodeEncodeError:
         raise Odd from None
+
+
+def characters_to_words(characters: np.ndarray) -> np.ndarray:
+    """The same of their characters: uint8, shape (texts, 10)."""
+    if characters.shape[1] != 10:
+        raise Odd
     digits = _NIBBLE[characters[:, 2:]].astype(np.uint32)
     if (characters[:, 0] != ord("0")).any() or (characters[:, 1] != ord("x")).any() or (digits > 15).any():
         raise Odd

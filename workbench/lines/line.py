@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from ..bits import array_bits, bits_float, float_bits, json_float, json_floats
+from ..files_read import ReadFile
 
 Number = float | None | UnsetType  # null and missing are different answers
 Numbers = list[float | None] | UnsetType
@@ -31,6 +32,7 @@ class Edits(msgspec.Struct, kw_only=True, omit_defaults=True):
     rng: tuple[int, int] | None = None  # the random state that it left
     learning_rate: list[str | None] | None = None  # bits; one an optimizer
     skip: int = 0  # batches that it drew and left out
+    by_hand: str | None = None  # a tensor that it changed otherwise, and no checkpoint has: no replay can follow there
     rate_factor: float | None = None  # of schedules; never in a line: a reader has it from the segment's manifest
 
 
@@ -47,7 +49,9 @@ class Restart(Edits):
 
 
 class Line(msgspec.Struct, kw_only=True):
-    """One line. A field that the line lacks is `UNSET`; a JSON null is None."""
+    """One line. A field that the line lacks is `UNSET`; a JSON null is None. What a writer adds as the last field, the
+    seal, is of the bytes of a file and not looked at here; see `lines.seal`.
+    """
 
     type: Literal["meta", "step", "val", "done", "rollback"]
     t: Number = UNSET  # seconds since 1970
@@ -78,6 +82,9 @@ class Line(msgspec.Struct, kw_only=True):
     before: Edits | UnsetType = UNSET
     run: str | UnsetType = UNSET  # meta lines: identity of the run, of the process, and what the file looked like
     process: str | UnsetType = UNSET
+    manifest: str | UnsetType = UNSET  # meta lines: digest of the manifest as it is then, see `manifest.digest`
+    remarks: list[str] | UnsetType = UNSET  # meta lines: what the recorder's self-check could not rule out
+    reads: list[ReadFile] | UnsetType = UNSET  # meta lines: files that the step was seen to read by itself
     torn_bytes: int | UnsetType = UNSET  # meta lines after a crash: length of the unfinished line before this one
     unstable: str | UnsetType = UNSET  # step lines: why the step is unstable, if it is; see `recovery`
     unstable_step: int | UnsetType = UNSET  # rollback lines: the step that was taken back, its segment, and why …

@@ -20,9 +20,11 @@ from .line import ARRAYS, Edits, Line
 from .numbers import count, flat_numbers
 
 UNKNOWN_KEYS = 64  # of other writers; beyond it they are not counted one by one, and such a file is read strictly
-_RAW = {*ARRAYS, *(f"{name}_bits" for name in ARRAYS), "before", "ranks"}
+UNREAD = {*ARRAYS, *(f"{name}_bits" for name in ARRAYS)}  # what `quick_columns` reads, of step lines alone
+_RAW = UNREAD | {"before", "ranks"}
 _TYPES = typing.get_type_hints(Line)
 _EDITS = msgspec.json.Decoder(Edits)
+_RANKS = msgspec.json.Decoder(list[dict[str, Any]])  # as in `Line`
 
 
 class Block(NamedTuple):
@@ -95,10 +97,12 @@ def _refuse_repeated_keys(body: bytes, values: Mapping[str, Values]) -> None:
         colons += 0 if state is UNSET else len(state)
     for text in values["before"].entries if "before" in values else ():
         if text is not UNSET:
-            edits = _edits(text)
+            edits = _typed(_EDITS, text)
             colons += (edits.rng is not None) + (edits.learning_rate is not None)
     for text in values["ranks"].entries if "ranks" in values else ():
-        colons += 0 if text is UNSET else bytes(text).count(b":")  # a key in it that stands twice is `own_line`'s
+        if text is not UNSET:
+            _typed(_RANKS, text)
+            colons += bytes(text).count(b":")  # a key in it that stands twice is `own_line`'s
     if count(body, b":") != colons:
         raise Odd
 
@@ -110,9 +114,9 @@ def _refuse_other_bytes(body: bytes) -> None:
         raise Odd from None
 
 
-def _edits(text: Raw) -> Edits:
+def _typed(decoder: msgspec.json.Decoder, text: Raw) -> Any:
     try:
-        return _EDITS.decode(text)
+        return decoder.decode(text)
     except (msgspec.MsgspecError, RecursionError):
         raise Odd from None
 

@@ -13,11 +13,12 @@ import xxhash
 
 from ..errors import TelemetryError
 from ..untrusted import LINE
+from .alike import AlikeReader
 from .columns import Odd, Values, array_columns, columns_of, values_of
 from .line import Line
-from .quick import QuickReader, quick_columns
+from .quick import UNREAD, QuickReader, quick_columns
 from .strict import StrictReader, decode, refuse_other_encodings
-from .table import Table
+from .table import Table, merged
 
 BLOCK = 1 << 20  # bytes: what a block's records need stays in the processor's cache
 
@@ -47,13 +48,15 @@ class Scan:
         self.hash: xxhash.xxh3_128 | None = xxhash.xxh3_128()
         self._strict = StrictReader(path)
         self._quick: QuickReader | None = QuickReader()
+        self._alike = AlikeReader()
 
     def copy(self) -> Scan:
         """One that can be read on; nothing that it reads is seen here."""
         other = Scan(self.path)
         other.consumed, other.number, other.notices = self.consumed, self.number, list(self.notices)
         other.steps, other.validations = self.steps.copy(), self.validations.copy()
-        other.others, other.rules, other._quick = list(self.others), list(self.rules), self._quick
+        other.others, other.rules = list(self.others), list(self.rules)
+        other._quick, other._alike = self._quick, self._alike
         other.hash = None if self.hash is None else self.hash.copy()
         other._strict = StrictReader(self.path, self.number)
         return other
@@ -143,9 +146,19 @@ class Scan:
 
     def _keep_quickly(self, reader: QuickReader, body: bytes, start: int) -> int:
         """Returns the number of lines."""
-        block = reader.read(body)
-        types, offsets = block.values["type"].entries, block.starts + start
-        if types.count("step") == len(types):
+        alike, rest = None, body
+        try:
+            alike = self._alike.read(body)
+            rest = alike.rest
+        except Odd:
+            pass
+        if alike is not None and not rest:
+            self._keep_steps(alike.starts + start, alike.columns, {})
+            return len(alike.starts)
+        block = reader.read(rest)
+        types = block.values["type"].entries
+        offsets = (block.starts if alike is None else alike.rest_starts) + start
+        if alike is None and types.count("step") == len(types):
             self._keep_steps(offsets, quick_columns(len(types), block.values), block.values)
             return len(types)
         steps, validations, others = (
@@ -154,14 +167,22 @@ class Scan:
         )
         own = block.some(steps)
         columns = quick_columns(len(steps), own) if steps else {}
-        kept = columns_of(len(validations), block.some(validations), "val") if validations else {}
-        ends = np.append(block.starts[1:], len(body))
-        decoded = [(int(offsets[row]), _decoded(body[block.starts[row] : ends[row]])) for row in others]
+        measured = block.some(validations)
+        kept = columns_of(len(validations), measured, "val") if validations else {}
+        ends = np.append(block.starts[1:], len(rest))
+        decoded = [(int(offsets[row]), _decoded(rest[block.starts[row] : ends[row]])) for row in others]
+        for row in validations if UNREAD & measured.keys() else ():
+            _decoded(rest[block.starts[row] : ends[row]])  # is it an error? Such lines have no arrays, as a rule
+        more = {} if alike is None else alike.columns | {"offset": alike.starts + start}
+        if any(columns[name].shape[1:] != more[name].shape[1:] for name in columns.keys() & more.keys()):
+            raise Odd
         if steps:
-            self._keep_steps(offsets[steps], columns, own)
+            self._keep_steps(offsets[steps], columns, own, more)
+        elif more:
+            self._keep_steps(more["offset"], more, {})
         self._keep_validations(kept)
         self.others += decoded
-        return len(types)
+        return len(types) + (0 if alike is None else len(alike.starts))
 
     def _keep(self, offsets: Sequence[int], lines: Sequence[Line]) -> None:
         """Lines that the strict reader has read."""
@@ -184,7 +205,17 @@ class Scan:
             (offset, line) for offset, line in zip(offsets, lines, strict=True) if line.type not in ("step", "val")
         ]
 
-    def _keep_steps(self, offsets: np.ndarray, columns: dict[str, np.ndarray], values: Mapping[str, Values]) -> None:
+    def _keep_steps(
+        self,
+        offsets: np.ndarray,
+        columns: dict[str, np.ndarray],
+        values: Mapping[str, Values],
+        more: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Args:
+        values: of `spike_rule`, if the lines have it.
+        more: columns of other lines, `offset` with them, that stand between these.
+        """
         columns["offset"] = offsets.astype(np.int64)
         if "spike_rule" in values:
             named = values["spike_rule"].entries
@@ -192,7 +223,9 @@ class Scan:
             self.rules += sorted(rules.difference(self.rules))
             codes = {rule: code for code, rule in enumerate(self.rules)}
             columns["spike_rule"] = np.array([codes.get(rule, -1) for rule in named], np.int32)
-        self.steps.append(len(offsets), columns)
+        if more:
+            columns = merged([columns, more], "offset")
+        self.steps.append(len(columns["offset"]), columns)
 
     def _keep_validations(self, columns: dict[str, np.ndarray]) -> None:
         if columns:

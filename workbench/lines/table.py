@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -80,6 +80,18 @@ class Table:
         if missing:
             self._parts[name].append(np.full((missing, *like.shape[1:]), fill_value(like.dtype), like.dtype))
             self._filled[name] = self.rows
+
+
+def merged(parts: Sequence[Mapping[str, np.ndarray]], by: str) -> dict[str, np.ndarray]:
+    """The rows of several tables in the order of a column that all have; `fill_value` where one lacks another."""
+    order = np.argsort(np.concatenate([part[by] for part in parts]), kind="stable")
+    found = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        like = next(part[name] for part in parts if name in part)
+        shapes = [(len(part[by]), *like.shape[1:]) for part in parts]
+        absent = (np.full(shape, fill_value(like.dtype), like.dtype) for shape in shapes)
+        found[name] = np.concatenate([part.get(name, gap) for part, gap in zip(parts, absent, strict=True)])[order]
+    return found
 
 
 def fill_value(dtype: np.dtype) -> float | int | bool:

@@ -65,9 +65,8 @@ def attention_statistics(
     found = None
     for start, stop in _tiles(length, batch * heads * span):
         queries = q[:, :, start:stop].astype(mx.float32).reshape(batch, groups, heads // groups, stop - start, size)
-        logits = ((queries @ keys) * scale).reshape(batch, heads, stop - start, span)
-        logits, hidden = _masked(logits, mask, start, length)
-        part = _statistics(logits, hidden, sink)
+        shape = batch, heads, stop - start, span
+        part = _statistics(*_masked(((queries @ keys) * scale).reshape(shape), mask, start, length), sink)
         found = part if found is None else found + part
     assert found is not None
     return found
@@ -107,11 +106,14 @@ def _masked(logits: mx.array, mask: Any, start: int, length: int) -> tuple[mx.ar
 
 def _statistics(logits: mx.array, hidden: mx.array | None, sink: mx.array | None) -> HeadStatistics:
     lowest = mx.array(-mx.inf, mx.float32)
+    batch, heads, rows, _ = logits.shape
     seen = logits if hidden is None else mx.where(hidden, lowest, logits)
     peak = mx.max(seen, axis=-1, keepdims=True)
     visible = peak != lowest  # True for NaN
     shift = mx.where(visible, peak, 0.0) if sink is None else mx.maximum(peak, sink)
     below = seen - shift
+    mx.eval(below, peak, visible)
+    del logits, hidden, seen  # a tile each
     terms = mx.exp(below)
     total = mx.sum(terms, axis=-1, keepdims=True)
     weighted = mx.sum(mx.where(terms == 0, 0.0, terms * below), axis=-1, keepdims=True)
@@ -123,7 +125,6 @@ def _statistics(logits: mx.array, hidden: mx.array | None, sink: mx.array | None
     # A row of one head is a partial sum in float32; rows are added in float64.
     parts = [mx.max(peak, axis=axes), mx.sum(entropy, axis=(2, 3)), mx.sum(visible, axis=axes)]
     mx.eval(parts)
-    batch, heads, rows, _ = logits.shape
     entropies = np.array(parts[1]).astype(np.float64).sum(axis=0)
     return HeadStatistics(
         np.array(parts[0]).astype(np.float64),

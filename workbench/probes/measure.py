@@ -5,7 +5,7 @@ Knows states and gradients; nothing of how they were computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -25,12 +25,18 @@ from .second_moment import second_moments
 from .summary import Summary, summarise
 
 AT_ONCE = 1 << 24  # elements that are evaluated together: few waits for a device, and little memory for temporaries
+AT_ONCE_ON_HOST = 1 << 20  # which waits for nothing
 
 
-def measure(kind: str, tensors: Mapping[str, mx.array]) -> list[Row]:
+def measure(kind: str, tensors: Mapping[str, mx.array] | Iterable[tuple[str, mx.array]]) -> list[Row]:
     """Statistics of named tensors, in order: L2 and RMS in float32 (added as telemetry's norms), max |x|, mean, the
-    fraction of exact zeros, the count of non-finite elements."""
-    return [row for part in _portions(tensors) for row in _rows(kind, part)]
+    fraction of exact zeros, the count of non-finite elements.
+
+    Args:
+        tensors: by path, or pairs that may be made as they are asked for: no more than a portion is held then.
+    """
+    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+    return [row for part in _portions(pairs) for row in _rows(kind, part)]
 
 
 def _rows(kind: str, part: Mapping[str, mx.array]) -> Iterator[Row]:
@@ -49,11 +55,11 @@ def on_its_device() -> bool:
     return cuda.available()
 
 
-def _portions(tensors: Mapping[str, mx.array]) -> Iterator[dict[str, mx.array]]:
+def _portions(tensors: Iterable[tuple[str, mx.array]]) -> Iterator[dict[str, mx.array]]:
     part: dict[str, mx.array] = {}
-    for path, array in tensors.items():
+    for path, array in tensors:
         part[path] = array
-        if sum(one.size for one in part.values()) >= AT_ONCE:
+        if sum(one.size for one in part.values()) >= (AT_ONCE if on_its_device() else AT_ONCE_ON_HOST):
             yield part
             part = {}
     yield part
@@ -90,10 +96,10 @@ def parameter_rows(before: State, after: State, gradients: Mapping[str, mx.array
     rows = measure("gradient", {path: gradients[path] for path in sorted(gradients)})
     rows += measure(
         "update",
-        {
-            path: after.weights[path].astype(mx.float32) - before.weights[path].astype(mx.float32)
+        (
+            (path, after.weights[path].astype(mx.float32) - before.weights[path].astype(mx.float32))
             for path in sorted(gradients)
-        },
+        ),
     )
     for state, suffix in ((after, ""), (before, "_before")):
         rows += measure(f"weight{suffix}", {path: state.weights[path] for path in sorted(gradients)})

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .. import seams
+from ..lines.line import LANES
+from ..manifest import NAME
 from ..verification import Check
 from .stretches import EVIDENCE, FIELDS, Stretch
 
@@ -61,6 +63,25 @@ def fields(wrote: Sequence[Stretch]) -> Iterator[Check]:
         yield Check("telemetry", "fields", "unverified", f"no line has {', '.join(absent)}: a replay can't compare it")
     elif performed and not ragged:
         yield Check("telemetry", "fields", "exact", f"every line has all {len(have)} fields that its process wrote")
+
+
+def fingerprints(run: RecordedRun, wrote: Sequence[Stretch]) -> Iterator[Check]:
+    """One check for each part of the state whose fingerprint lines lack: every recorder logs all of them, at each step
+    and with each start. Nothing where none is lacking."""
+    method = run.manifest.fingerprint
+    for lane in LANES:
+        held = [steps for stretch in wrote for lanes, steps in stretch.lanes.items() if lane not in lanes]
+        if lacking := sorted(step for steps in held for step in steps):
+            which = f"step{'' if len(lacking) == 1 else 's'} {_some(lacking)}"
+            told = f"its fingerprint is missing from the line of {which}, and {NAME} says that each has one, {method}"
+            yield Check("telemetry", f"state.{lane}", "mismatch", told)
+    for stretch in wrote:
+        if stretch.segment is not None and (absent := [lane for lane in LANES if lane not in stretch.began]):
+            told = (
+                f"the line that says from which state it started, of step {stretch.start}, lacks the fingerprint of "
+                f"{', '.join(absent)}, and {NAME} says that each has one, {method}"
+            )
+            yield Check("segment", f"{stretch.segment}, meta line", "mismatch", told)
 
 
 def premises(run: RecordedRun) -> Iterator[Check]:

@@ -29,13 +29,12 @@ def marks(run: RecordedRun, wrote: Sequence[Stretch]) -> Iterator[Check]:
         return
     settings = SpikeSettings(**run.manifest.spikes)
     rows = {(row["segment"], row["step"]): row for row in frame.to_dict("records")}
-    detector, process, unlike = SpikeDetector(settings), None, list[int]()
-    for stretch in wrote:
-        if process is not None and (stretch.process != process or stretch.rolled_back is not None):
+    detector, unlike = SpikeDetector(settings), list[int]()
+    for number, stretch in enumerate(wrote):
+        if number and not _goes_on(wrote[number - 1], stretch):
             detector.reset()  # and warm it up, as the recorder did
             for row in run.history(stretch.segment or 0, stretch.start, 6 * settings.window).to_dict("records"):
                 _judge(detector, row)
-        process = stretch.process
         for key in stretch.steps:
             row = rows.get(key)
             if row is not None and _judge(detector, row) != _logged(row):
@@ -51,6 +50,13 @@ def marks(run: RecordedRun, wrote: Sequence[Stretch]) -> Iterator[Check]:
         )
     else:
         yield Check("telemetry", "spike marks", "exact", "they follow from the losses and gradient norms")
+
+
+def _goes_on(before: Stretch, stretch: Stretch) -> bool:
+    """Whether the recorder that wrote the one went on with the other, which knows of a segment that the loop opened.
+    A resume in the same process is by another recorder."""
+    same = stretch.process == before.process and stretch.rolled_back is None
+    return same and before.done is None and stretch.start == before.last
 
 
 def _judge(detector: SpikeDetector, row: dict[Any, Any]) -> tuple[float | None, str | None]:

@@ -34,7 +34,8 @@ _Line = msgspec.defstruct(
         ("process", str, ""),
         ("left", int, -1),
         ("unstable_step", int, -1),
-        *[(name, msgspec.Raw, msgspec.Raw()) for name in FIELDS],
+        ("state", dict[str, msgspec.Raw] | msgspec.UnsetType, msgspec.UNSET),
+        *[(name, msgspec.Raw, msgspec.Raw()) for name in FIELDS if name != "state"],
     ],
 )
 
@@ -49,6 +50,8 @@ class Stretch:
         process: that wrote it.
         rolled_back: (segment, step) that was taken back just before it; None: none was.
         steps: (segment, step) of each line, in file order.
+        lanes: of which parts of the state a line has fingerprints, and the lines that have just these.
+        began: the same of the meta line; empty without one.
         fields: which of `FIELDS` a line has, and the lines that have just these.
         done: the step that a line says it was done at; None: no line does.
         after_done: step lines that come after that one.
@@ -59,6 +62,8 @@ class Stretch:
     process: str = ""
     rolled_back: tuple[int, int] | None = None
     steps: list[tuple[int, int]] = field(default_factory=list)
+    lanes: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
+    began: tuple[str, ...] = ()
     fields: dict[tuple[bool, ...], list[int]] = field(default_factory=dict)
     done: int | None = None
     after_done: int = 0
@@ -81,7 +86,7 @@ def stretches(path: Path) -> list[Stretch]:
         if line.type == "rollback":
             rolled_back = (line.left, line.unstable_step)
         elif line.type == "meta":
-            found.append(Stretch(line.segment, max(line.step, 0), line.process, rolled_back))
+            found.append(Stretch(line.segment, max(line.step, 0), line.process, rolled_back, began=_lanes(line)))
             rolled_back = None
         elif line.type == "done":
             found[-1].done, found[-1].after_done = line.step, 0
@@ -89,9 +94,18 @@ def stretches(path: Path) -> list[Stretch]:
             stretch = found[-1]
             stretch.steps.append((line.segment, line.step))
             stretch.after_done += stretch.done is not None
-            has = tuple([bool(memoryview(getattr(line, name))) for name in FIELDS])
+            stretch.lanes.setdefault(_lanes(line), []).append(line.step)
+            has = tuple([_has(getattr(line, name)) for name in FIELDS])
             stretch.fields.setdefault(has, []).append(line.step)
     return found if found[0].steps or found[0].done is not None else found[1:]
+
+
+def _lanes(line: Any) -> tuple[str, ...]:
+    return () if line.state is msgspec.UNSET else tuple(line.state)
+
+
+def _has(value: Any) -> bool:
+    return bool(memoryview(value)) if isinstance(value, msgspec.Raw) else value is not msgspec.UNSET
 
 
 def _lines(path: Path) -> Iterator[Any]:

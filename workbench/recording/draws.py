@@ -91,6 +91,16 @@ class Draws:
         """The cursor of the state that the next step starts from."""
         return self.cursor if self.drawn is None else self.drawn.cursor
 
+    @property
+    def passed_over(self) -> bool:
+        """Whether a batch was drawn before that of the next step, and no step used it."""
+        return self.place != self.cursor
+
+    def take_back(self) -> None:
+        """After a step that was cut off: of batches that are stored, its own was not used."""
+        if self._store is not None:
+            self._experiment.sampler.load_state_dict(self.cursor)
+
     def key(self) -> tuple[int, int]:
         """The random state between two steps: without what the sampler drew for a batch, which a replay draws again."""
         key = random_key()

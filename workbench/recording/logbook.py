@@ -5,6 +5,7 @@ Knows lines; nothing of states, checkpoints or MLX's arrays.
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import sys
 import time
@@ -14,8 +15,10 @@ from typing import Any
 from ..environment import PROCESS
 from ..files import sync_folder
 from ..journal import Journal
+from ..manifest import NAME, digest
 from ..recorded.layout import TELEMETRY
 from ..telemetry import Line, Writer
+from ..untrusted import read_file
 
 
 class Logbook:
@@ -49,7 +52,9 @@ class Logbook:
         self._step_ended = time.perf_counter()
 
     def append_meta(self, segment: int, step: int, run: str, lanes: dict[str, str], **more: Any) -> None:
-        """Says which state a segment goes on from."""
+        """Says which state a segment goes on from, and what the manifest says now."""
+        with contextlib.suppress(OSError, ValueError):  # a vanished one ends no training
+            more["manifest"] = digest(read_file(self._path / NAME))
         self.append(segment, type="meta", step=step, run=run, process=PROCESS, state=lanes, **more)
 
     def effort(self) -> dict[str, Any]:
@@ -66,6 +71,19 @@ class Logbook:
             return None
         lost = "Nothing more is recorded." if self.journal.lost else "Training goes on; its lines wait in memory."
         return f"telemetry of step {step} can't be written to {self._path}: {error}. {lost}"
+
+    @property
+    def seal(self) -> str | None:
+        """The seal of the last line; see `lines.seal`."""
+        return self.journal.seal
+
+    def sync(self) -> bool:
+        """Makes all lines durable. Returns whether they are."""
+        try:
+            self.journal.sync()
+        except OSError:  # `close` says of what could not be written
+            return False
+        return True
 
     def close(self) -> str | None:
         """Closes the files. Returns a sentence on lines that were not written, if there are any."""

@@ -6,13 +6,15 @@ are looked at when a checkpoint is due: one that is changed and changed back bet
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from ..bare_objects import is_a
 from ..experiment import Experiment
+from ..ignored import ignored
 from ..outside_state import outside
 from ..reachable import Found, Surroundings
 
@@ -20,10 +22,10 @@ _SHOWN = 6  # names that a sentence is made for each time
 
 
 class PythonValues:
-    """Those of an experiment as it is handed over."""
+    """Those of an experiment as it is handed over; but for the `ignore`d ones (see `workbench.ignored`)."""
 
-    def __init__(self, experiment: Experiment) -> None:
-        self._experiment = experiment
+    def __init__(self, experiment: Experiment, ignore: Collection[str] = ()) -> None:
+        self._experiment, self._ignore = experiment, ignore
         self._told: set[str] = set()
         self._begin(0)
 
@@ -99,7 +101,9 @@ class PythonValues:
 
     def _plain(self) -> Iterator[Found]:
         for path, value, place in outside(self._experiment):
-            if not isinstance(value, mx.array) and not path.endswith("._initialized"):  # MLX's: of a replaced state
+            if is_a(value, mx.array) or path.endswith("._initialized"):  # the latter MLX's: of a replaced state
+                continue
+            if not ignored(path, self._ignore):
                 yield path, value, place
 
     def _trainable(self) -> set[str]:

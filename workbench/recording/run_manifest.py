@@ -82,6 +82,8 @@ def first_manifest(
         stored_batches=isinstance(experiment.sampler, PlainBatches),
         own_step=experiment.step_fn is not None,
         numbers=True,
+        ignore=list(terms.ignore) or UNSET,
+        sealed=True,
         extra=sorted(experiment.extra),
         ranks=ranks,
     )

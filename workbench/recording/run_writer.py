@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from .. import manifest as manifests
@@ -17,6 +18,7 @@ from ..checkpoints import checkpoint_writer
 from ..errors import RunError
 from ..experiment import Experiment
 from ..files import make_folder
+from ..files_read import ReadFile
 from ..fingerprint import known_method, method_here
 from ..locking import Lock
 from ..manifest import Manifest
@@ -48,17 +50,22 @@ class RunWriter:
         saves: its checkpoints.
         logbook: its telemetry; None: before the first step and after the end.
         ranks: who trains together, for the manifest; unset: this process alone.
+        remarks: what the self-check of this process could not rule out, a sentence each.
+        reads: files that the step was seen to read by itself.
     """
 
     def __init__(self, path: Path, terms: Terms, black_box: int, began: float) -> None:
         self.path, self._terms, self._black_box, self.began = path, terms, black_box, began
         self.manifest: Manifest
         self.ranks: RankSetup | UnsetType = UNSET
+        self.remarks: list[str] = []
+        self.reads: list[ReadFile] = []
         self.segment, self.method = 0, method_here()
         self.saves = Saves(path)
         self.logbook: Logbook | None = None
         self._copy: Writer | None = None
         self._unlock: Callable[[], Any] = lambda: None
+        self._done: int | None = None  # the step that the last line says the run was done at
 
     def lock(self) -> None:
         """Two recorders that went on with one run would mix their lines, and make its telemetry unreadable."""
@@ -120,14 +127,14 @@ class RunWriter:
             edited: `start` is another state than the one that was left.
         """
         self.saves.box = BlackBox.for_experiment(experiment, self._black_box)
+        self.manifest = msgspec.structs.replace(self.manifest, end=UNSET)
         there = {entry.segment for entry in manifests.read(self.path).segments}
         if edited and self.segment in there:
             self.manifest = with_segment(self.manifest, self.segment, start.step)
             self.segment = len(self.manifest.segments) - 1
         for folder in (self.path, self.path / CHECKPOINTS):
             checkpoint_writer.sweep(folder)
-        if self.segment not in there:
-            manifests.write(self.manifest, self.path)
+        manifests.write(self.manifest, self.path)  # it is not at its end any more, and may be of an older workbench
         self._open_telemetry(experiment, start.step, start.lanes(self.method))
 
     def add_segment(self, start: int) -> None:
@@ -155,6 +162,7 @@ class RunWriter:
         if self.logbook is None:
             raise RunError(f"nothing can be logged to {self.path} before its first step or after its end")
         self.logbook.append(self.segment, **fields)
+        self._done = fields["step"] if fields["type"] == "done" else None
 
     def about(self) -> dict[str, Any]:
         """What else a meta line says of the state that a segment goes on from."""
@@ -177,7 +185,7 @@ class RunWriter:
         and the run stays taken until the process has ended.
 
         Returns:
-            A sentence on lines that were not written, if there are any.
+            A sentence on what could not be written, if there is any.
         """
         if self.logbook is not None:
             self.saves.checkpointer.wait()
@@ -185,13 +193,34 @@ class RunWriter:
             self._copy.close()
         logbook, self.logbook = self.logbook, None
         try:
-            return None if logbook is None else logbook.close()
+            if logbook is None:
+                return None
+            synced = self._done is not None and logbook.sync()
+            said = logbook.close()
+            return self._end(logbook.seal) if said is None and synced else said
         finally:
             self._unlock()
+
+    def _end(self, seal: str | None) -> str | None:
+        """Has the manifest remember how far the run got, once its last line is durable: a power failure must not leave
+        the note without the line. Returns a sentence if it can't be written."""
+        if self._done is None or seal is None:
+            return None
+        try:
+            run = Run(self.path)
+            if run.manifest.run == self.manifest.run:  # else another run has been begun in its place
+                end = manifests.End(step=self._done, seal=seal, checkpoints=run.checkpoints)
+                self.manifest = msgspec.structs.replace(run.manifest, end=end)
+                manifests.write(self.manifest, self.path)
+        except (OSError, RunError) as error:
+            return f"that the run is done at step {self._done} can't be noted in {self.path}: {error}"
+        return None
 
     def _open_telemetry(self, experiment: Experiment, step: int, lanes: dict[str, str]) -> None:
         logbook = Logbook(self.path, self._copy, self.began)
         back = self._terms.recovery.back if self._terms.recovery.mode == "on" else 0
         self.saves.open(experiment, logbook.journal, self.method, self._terms.keep, back)
         self.logbook = logbook
-        logbook.open_process(self.segment, step, self.manifest.run, lanes, **self.about())
+        said: dict[str, Any] = {"remarks": self.remarks} if self.remarks else {}
+        said |= {"reads": self.reads} if self.reads else {}
+        logbook.open_process(self.segment, step, self.manifest.run, lanes, **said, **self.about())

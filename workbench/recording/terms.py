@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .. import script
 from ..errors import ExperimentError
-from ..manifest import DataFile, Parent
+from ..manifest import NAME, DataFile, Parent
 from ..recovery import Recovery
 from ..spikes import SpikeSettings
 
@@ -30,6 +31,7 @@ class Terms:
     spikes: SpikeSettings | None
     recovery: Recovery
     parent: Parent | None
+    ignore: tuple[str, ...] = ()
 
 
 def refuse_out_of_range(save_every: int, black_box: int, keep_last: int | None, keep_every: int | None) -> None:
@@ -50,3 +52,27 @@ def way_to_rebuild(factory: str | None, arguments: dict[str, Any] | None) -> dic
     if factory:
         return {"kind": "factory", "factory": factory, "arguments": arguments or {}}
     return {"kind": "none"} | script.description()
+
+
+def names_of(ignore: Sequence[str] | str) -> tuple[str, ...]:
+    """
+    Raises:
+        ExperimentError: they are no names.
+    """
+    names = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    if odd := [name for name in names if not isinstance(name, str) or not name.strip(".")]:
+        raise ExperimentError(f"ignore has {odd[0]!r}; expected names of what the step changes, such as ('gstep',)")
+    return names
+
+
+def goes_on(resume: bool | int | str, path: Path) -> bool | int:
+    """What `resume` asks for: "auto" goes on with the run that the folder holds, if it holds one.
+
+    Raises:
+        ExperimentError: it is another text.
+    """
+    if resume == "auto":
+        return (path / NAME).exists()
+    if isinstance(resume, str):
+        raise ExperimentError(f'resume is {resume!r}; expected True, False, "auto", or the step of a checkpoint')
+    return resume

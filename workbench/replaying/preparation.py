@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from ..capture import layers_of
 from ..checkpoints import checkpoint_reader
 from ..environment import differences, numeric_environment, on_device
-from ..errors import CheckpointError, EnvironmentMismatch, ExperimentError
+from ..errors import ChangedByHand, CheckpointError, EnvironmentMismatch, ExperimentError
 from ..experiment import Experiment, random_key, set_random_key
+from ..files_read import differences as differences_of_files
 from ..fingerprint import known_method
 from ..hyperparameters import describe_optimizer, other_parts
 from ..norms import method_here
@@ -40,7 +42,7 @@ def undisturbed() -> Iterator[None]:
         set_random_key(key)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prepared:
     """What a replay works on.
 
@@ -63,6 +65,12 @@ class Prepared:
     unlike: list[str]
     notices: list[str]
 
+    def begin(self) -> State:
+        """`start`, which is let go of here: a roll-forward leaves it behind, and it takes as much memory as any."""
+        start = self.start
+        del self.start
+        return start
+
     def evidence(self, step: int) -> dict[str, Any]:
         """What the run logged at a step, without the norms if they were measured in another way than ours."""
         run, segment = self.run, self.plan.segment
@@ -70,6 +78,18 @@ class Prepared:
         found = run.state_evidence(*self.plan.checkpoint) if at_start else run.evidence(step, segment)
         alike = run.manifest.norms_of(run.manifest.lineage(segment, step)) == method_here()
         return found if alike else {name: found[name] for name in found if name not in ARRAYS}
+
+    def committed(self, step: int) -> State | None:
+        """The run's own checkpoint of a step, for comparison; None: there is none, or it can't be read, as a notice
+        says then."""
+        key = (step, self.run.manifest.lineage(self.plan.segment, step))
+        if key not in self.run.checkpoints:
+            return None
+        try:
+            return stored_state(self.run, *key)
+        except CheckpointError as error:
+            self.notices.append(f"checkpoint {step} was not compared: {error}")
+            return None
 
     def edits(self, step: int) -> Edits | None:
         """What the run's loop changed in the state before a step, and what its rollbacks made of learning rates."""
@@ -89,9 +109,11 @@ def prepared(
     Raises:
         EnvironmentMismatch: this machine differs from the run's and `other_environment` is not set.
         CheckpointError, DataError, ExperimentError: the state or the experiment can't be had.
+        ChangedByHand: on the way the run's loop changed the state, and no checkpoint holds the change.
     """
     if not isinstance(run, RankRun):
         refuse_ranks(run.manifest, run.path, "this (an autopsy, a what-if, a sweep, a resumption, a ladder of reruns)")
+    _refuse_changed_by_hand(run, plan)
     performed = {run.manifest.lineage(plan.segment, step) for step in range(plan.checkpoint[0] + 1, plan.steps[-1] + 1)}
     recorded = [run.manifest.segments[segment].environment for segment in sorted(performed)]
     method = known_method(run.manifest.fingerprint, run.path)
@@ -127,6 +149,8 @@ def prepared(
             )
         unlike += code
         notices = list(plan.notices)
+        if run.manifest.own_step or run.manifest.rebuild["kind"] != "trainer":  # whose code may open files
+            notices += other_files(run, plan.segment, plan.steps[-1])
         between = range(plan.checkpoint[0] + 1, plan.steps[-1])
         if missing := [step for step in between if run.line(step, plan.segment) is None]:
             notices.append(f"not checked on the way, as the telemetry lacks their lines: steps {missing}")
@@ -134,7 +158,45 @@ def prepared(
             notices.append(
                 f"the run's norms were added in another way ({', '.join(sorted(other))}): they are not compared"
             )
-        yield Prepared(run, plan, experiment, start, method, backend, here, unlike, notices)
+        ready = Prepared(run, plan, experiment, start, method, backend, here, unlike, notices)
+        del start  # here, too
+        yield ready
+
+
+def _refuse_changed_by_hand(run: Run, plan: Plan) -> None:
+    def changed(step: int) -> str | None:
+        edits = run.edits(step, plan.segment)
+        return None if edits is None else edits.by_hand
+
+    first = plan.checkpoint[0] + 1
+    step = next((step for step in range(first, plan.steps[-1] + 1) if changed(step)), None)
+    if step is None:
+        return
+    asked = f"step {step}" if plan.steps[-1] == step else f"steps {step} to {plan.steps[-1]}"
+    there = (other for other, _ in run.checkpoints_before(2**62, plan.segment) if other >= step)
+    later = [other for other in there if run.line(other + 1, plan.segment) and not changed(other + 1)]
+    able = [f"step {first}" if step == first + 1 else f"steps {first} to {step - 1}"] * (step > first)
+    able += [f"those after checkpoint {other}" for other in later[:1]]
+    rest = f" ({' and '.join(able)} can be)" if able else ""
+    raise ChangedByHand(
+        f"{asked} of {run.name} can't be replayed: before step {step} the loop changed {changed(step)}, outside of any "
+        f"step, and no checkpoint holds the changed state{rest}. Where the loop calls recorder.open_segment() after "
+        "such a change, or makes it inside step_fn, every step can be",
+        step,
+    )
+
+
+def other_files(run: Run, segment: int, step: int) -> list[str]:
+    """A sentence on each file that the run's step read by itself, as far as its self-check saw, and that is another
+    now: on the way to a step of a segment."""
+    ways = {number for number, _, _ in run.manifest.ways(segment)}
+    files = {
+        one.path: one
+        for line in run.telemetry.metas
+        if line.reads is not UNSET and line.segment in ways and (line.step is UNSET or line.step < step)
+        for one in line.reads
+    }
+    return differences_of_files(files.values())
 
 
 def stored_state(run: Run, step: int, segment: int) -> State:

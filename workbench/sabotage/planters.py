@@ -18,6 +18,7 @@ import numpy as np
 from .. import state_edits
 from ..errors import ExperimentError
 from ..faults import Fault
+from ..recorded.planted import SOURCES as SOURCES
 from ..trainer.corpus import Corpus
 from ..trainer.model import parameter_shapes
 from ..trainer.recipe import TrainConfig
@@ -25,8 +26,6 @@ from ..trainer.schedule import RateChange
 from ..trainer.scheduled import AdamChange, Drift
 from .alterations import How, Relabelling, Repetition, Substitution
 from .saboteur import Acts, Edit, GradientFlip
-
-SOURCES = "sources"  # folder in the run for data files that were made for it
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,13 @@ def test_a_line_that_is_gone(run):
     assert (kind, what, detail) == ("telemetry", "segment 0", "the lines of steps 7 are missing")
 
 
+@pytest.mark.parametrize("number", [300_000_000, 9 * 10**18])
+def test_a_line_that_names_a_step_far_away_takes_no_memory(run, number):
+    helpers.edit_line(run, 12, lambda line: line.update(step=number))
+    found = [check.detail for check in open_run(run).verify().checks if check.what == "segment 0"]
+    assert f"the lines of steps 12, 13, 14, 15, 16 and {number - 17} more are missing" in found
+
+
 def test_a_line_of_a_segment_that_the_manifest_lacks(run):
     runs.edit_line(run, 12, segment=5)
     assert wrong(run)[2] == "it has lines of segment 5, which the manifest lacks"

@@ -2,6 +2,7 @@
 marked so that a replay refuses it by name; and what is no change is none."""
 
 import contextlib
+import re
 import warnings
 from copy import copy
 
@@ -13,9 +14,11 @@ from helpers import Points, mlp, mse
 from mlx.utils import tree_flatten, tree_map
 
 import workbench as wb
-from workbench.errors import ChangedByHand, ExperimentError
+from workbench.errors import ChangedByHand, ExperimentError, TelemetryError
+from workbench.observe import edit
 from workbench.recording import by_hand
 from workbench.recording.array_identity import identities
+from workbench.telemetry import Edits
 
 AT = 5  # the step after which the loop changes something
 
@@ -232,6 +235,8 @@ SILENT = {
     "swap": swap_and_back,
     "same bits": copies,
     "rate": rate,
+    "rate of 0": lambda job: setattr(job.optimizer, "learning_rate", 0),
+    "another layer like the one before": lambda job: job.model.layers.__setitem__(2, nn.Tanh()),
     "seed": seed,
     "gradients": gradients,
 }
@@ -240,6 +245,8 @@ SILENT = {
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("name", SILENT)
 def test_what_leaves_the_bits_is_silent_and_exact(tmp_path, name, compiled):
+    if compiled and "layer" in name:
+        pytest.skip("a compiled step goes on with the containers that it saw, so that others are refused")
     run, said = record(tmp_path / "run", SILENT[name], when=lambda step: True, compiled=compiled)
     assert said == [] and len(run.manifest.segments) == 1
     exact(run, (AT, AT + 1, 10), compiled=compiled)
@@ -289,7 +296,7 @@ def test_what_no_checkpoint_holds_is_refused_by_name_and_the_rest_is_exact(proje
     words = r"step 4 of run can't be replayed: before step 4 the loop changed layers\.0\.weight, .*\(step 3 can be\)"
     with pytest.raises(ChangedByHand, match=words):
         run.replay(4, experiment=again(), with_probe=False)
-    with pytest.raises(ChangedByHand, match=r"steps 8 to 9 of run .* \(step 7 can be\)"):
+    with pytest.raises(ChangedByHand, match=r"before step 8 the loop .* \(step 7 can be\)"):
         run.replay(range(7, 10), experiment=again(), with_probe=False)
 
 
@@ -344,3 +351,182 @@ def test_a_loop_that_goes_on_after_a_step_was_cut_off(tmp_path):
     plain = wb.Experiment(again().model, again().optimizer, mse, options=wb.StepOptions(compile=False))
     trace = wb.open_run(tmp_path / "run").replay(AT + 1, experiment=plain, with_probe=False)
     assert trace.exact, trace.sentence()
+
+
+# ------------------------------------------------------------------------------------ a learning rate of another form
+
+FORMS = {
+    "integer": 0,
+    "float16": mx.array(0.5e-2, mx.float16),
+    "bfloat16": mx.array(0.5e-2, mx.bfloat16),
+    "of one entry": mx.full((1,), 0.5e-2),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_learning_rate_of_another_form_is_set_by_the_replay_too(tmp_path, name, compiled):
+    def change(job):
+        job.optimizer.learning_rate = FORMS[name]
+
+    run, said = record(tmp_path / "run", change, compiled=compiled)
+    assert said == []
+    exact(run, (AT, AT + 1, 9, 10), compiled=compiled)  # 9: from a checkpoint that holds it
+
+
+def test_and_back_to_a_number_of_the_same_bits(tmp_path):
+    def change(job):
+        job.optimizer.learning_rate = 0 if job.optimizer.learning_rate.dtype == mx.float32 else 0.0
+
+    run, said = record(tmp_path / "run", change, when=lambda step: step in (3, 6))
+    assert said == []
+    exact(run, (4, 7, 10))
+    assert [step for step in range(1, 11) if (edits := run.edits(step, 0)) and edits.learning_rate] == [4, 7]
+
+
+def test_of_a_member_and_after_a_resume(tmp_path):
+    def change(job):
+        job.optimizer.optimizers[1].learning_rate = 1
+
+    run, said = record(tmp_path / "run", change, job=build(two))
+    assert said == []
+    job = build(two)
+    with wb.Recorder(
+        run.path, job.model, job.optimizer, mse, job.sampler, compile=False, resume=True, save_every=4, spikes=None
+    ) as recorder:
+        for batch in recorder.batches(12):
+            recorder.step(batch)
+    exact(wb.open_run(run.path), (AT + 1, 10, 12), lambda: build(two))
+
+
+def test_a_learning_rate_of_many_entries_is_a_change_as_any_other(tmp_path):
+    def change(job):
+        job.optimizer.state["learning_rate"] = mx.full((100, 1), 1e-2)
+
+    with pytest.raises(ExperimentError, match=r"learning_rate of .* \(from float32\(\) to float32\(100, 1\)\)"):
+        record(tmp_path / "run", change, when=lambda step: step == 1)
+
+
+def test_bytes_that_are_no_rate_are_named():
+    edits = Edits(learning_rate=[None], rate_arrays=[("I32", [2], "00")])
+    with pytest.raises(TelemetryError, match=r"'I32' and shape \[2\], which can't be made of the bytes '00'"):
+        edit(build(), edits)
+
+
+# ------------------------------------------------------------------------------------- what no checkpoint can give back
+
+
+class Doubled(nn.Linear):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+def doubled(job):
+    layer = Doubled(4, 8)
+    layer.weight, layer.bias = job.model.layers[0].weight, job.model.layers[0].bias
+    job.model.layers[0] = layer
+
+
+def stronger(job):
+    job.model.layers[1] = nn.Dropout(0.5)
+
+
+LAYERS = {
+    "layers.2 (a Tanh before, a ReLU now)": lambda job: job.model.layers.__setitem__(2, nn.ReLU()),
+    "layers.0 (a Linear before, a Doubled now)": doubled,
+    "layers.0 (a Linear before, a Doubled now) ": lambda job: setattr(job.model.layers[0], "__class__", Doubled),
+    "layers.1 (another Dropout, whose _p_1 is another)": stronger,
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_another_layer_is_told_of_and_named_by_every_replay(tmp_path, name):
+    run, said = record(tmp_path / "run", LAYERS[name])
+    name = name.strip()
+    (sentence,) = [one for one in said if "outside of the step" in one]
+    assert sentence.startswith(f"{name} was changed between steps {AT} and {AT + 1}")
+    assert len(run.manifest.segments) == 1
+    exact(run, (1, AT))
+    words = rf"before step 6 the loop changed {re.escape(name)}, .*no checkpoint can hold that.*\(step 5 can be\)$"
+    with pytest.raises(ChangedByHand, match=words):
+        run.replay(AT + 2, experiment=again(), with_probe=False)
+    trace = run.replay(10, experiment=again(), with_probe=False)
+    assert not trace.exact and name in trace.sentence() + " ".join(trace.notices)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_another_layer_is_refused_after_the_first_step(tmp_path, name):
+    with pytest.raises(ExperimentError, match=rf"^{re.escape(name.strip())} was changed.*Build it so before"):
+        record(tmp_path / "run", LAYERS[name], when=lambda step: step == 1)
+
+
+def test_open_segment_can_not_hold_another_layer_either(tmp_path):
+    job = build()
+    with wb.Recorder(tmp_path / "run", job.model, job.optimizer, mse, job.sampler, compile=False) as recorder:
+        for batch in recorder.batches(4):
+            recorder.step(batch)
+            if recorder.step_number == 2:
+                job.model.layers[2] = nn.ReLU()
+                with pytest.warns(UserWarning, match="a Tanh before, a ReLU now.*no checkpoint can hold that"):
+                    recorder.open_segment()
+    trace = wb.open_run(tmp_path / "run").replay(4, experiment=again(), with_probe=False)
+    assert not trace.exact and "a Tanh before, a ReLU now" in trace.sentence() + " ".join(trace.notices)
+
+
+FORMED = {
+    "lr2 of the optimizer's state (which is new)": lambda job: job.optimizer.state.update(lr2=mx.array(1.0)),
+    "layers.0.bias (from float32(8,) to bfloat16(8,))": lambda job: job.model.layers[0].update(
+        {"bias": job.model.layers[0].bias.astype(mx.bfloat16)}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMED)
+def test_an_array_that_no_new_experiment_has_is_promised_to_none(tmp_path, name):
+    run, said = record(tmp_path / "run", FORMED[name])
+    assert said[0].startswith(f"{name} was changed between") and "exactly" not in said[0]
+    exact(run, (1, AT))
+    with pytest.raises(ChangedByHand, match=f"before step 6 the loop changed {re.escape(name)}"):
+        run.replay(AT + 1, experiment=again(), with_probe=False)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.act = nn.Linear(4, 8), nn.Linear(8, 1), nn.relu
+
+    def __call__(self, x):
+        return self.two(self.act(self.one(x)))
+
+
+def functional():
+    mx.random.seed(1)
+    return wb.Experiment(Net(), optim.AdamW(1e-2), mse, Points(), wb.StepOptions(compile=False))
+
+
+def test_another_function_of_a_layer_is_another_layer(tmp_path):
+    def change(job):
+        job.model.act = nn.gelu
+
+    run, said = record(tmp_path / "run", change, job=functional())
+    assert said[0].startswith("act (another function) was changed between steps 5 and 6")
+    exact(run, (AT,), functional)
+    with pytest.raises(ChangedByHand, match=r"changed act \(another function\)"):
+        run.replay(AT + 1, experiment=again(functional()), with_probe=False)
+
+
+def test_a_function_that_is_made_anew_is_no_other(tmp_path):
+    def make():
+        return lambda x: mx.maximum(x, 0)
+
+    def change(job):
+        job.model.act = make()
+
+    def begin():
+        job = functional()
+        change(job)
+        return job
+
+    run, said = record(tmp_path / "run", change, job=begin(), when=lambda step: True)
+    assert said == []
+    exact(run, (AT, 10), begin)

@@ -81,7 +81,7 @@ def test_one_that_matters_after_all_is_recalled_by_the_replay_that_differs(tmp_p
     trace = replayed(run, 10, Loop(matters=True))  # from checkpoint 8, where a new loop counts from 0 again
     assert not trace.exact
     (notice,) = [one for one in trace.notices if "likely reason" in one]
-    assert notice.startswith("When it was recorded, the workbench noted: the step changes ") and "gstep" in notice
+    assert notice.startswith("What the recorder could not rule out: the step changes ") and "gstep" in notice
     loop = Loop(matters=True)
     loop.gstep = 5
     job = wb.Experiment(loop.model, loop.optimizer, loop.loss, step_fn=loop.step)
@@ -104,8 +104,13 @@ def test_what_the_first_steps_depend_on_is_still_refused(tmp_path):
 
 
 def test_a_name_of_nothing_is_refused(tmp_path):
-    with pytest.raises(ExperimentError, match=r"ignore names 'gsteps', and the step can reach nothing of that name"):
+    with pytest.raises(ExperimentError) as caught:
         record(tmp_path / "run", Loop(), 2, ignore=("gsteps",))
+    assert str(caught.value).startswith(
+        "ignore names 'gsteps', and the step can reach nothing of that name: what it changes beside its state is "
+        "loss_fn.self.gstep, loss_fn.self.log.tokens; "
+    )
+    assert "replayed" not in str(caught.value) and "self_check" not in str(caught.value)
     for odd in ((3,), ("",), (".",)):
         with pytest.raises(ExperimentError, match="ignore has"):
             record(tmp_path / "run", Loop(), 2, ignore=odd)
@@ -116,7 +121,7 @@ def test_names_are_whole_parts_of_a_path():
     assert ignored("bar.n", ["bar"]) and ignored("logs[2].n (a list)", ["logs"])
     assert not ignored("step_fn.self.gstep", ["step"]) and not ignored("bar (a list)", ["list"])
     with pytest.raises(ExperimentError, match="ignore names 'x'"):
-        refuse_unknown(["x"], [])
+        refuse_unknown(["x"], [], [], [])
 
 
 def test_a_run_without_the_check_says_so_where_it_differs(tmp_path):
@@ -126,6 +131,25 @@ def test_a_run_without_the_check_says_so_where_it_differs(tmp_path):
     assert not trace.exact and any("without a self-check (self_check=False)" in notice for notice in trace.notices)
     found = run.resumption(8, steps=3, experiment=wb.Experiment(*_of(Loop(matters=True))))
     assert found.trajectory == "mismatch" and "That is the likely reason." in str(found)
+
+
+class Counting(Loop):
+    """Its counter is a number of the class until the step counts."""
+
+    gstep = 0
+
+    def __init__(self, matters=False):
+        super().__init__(matters)
+        del self.gstep
+
+
+def test_a_counter_that_begins_as_a_number_of_the_class_is_one_of_the_object(tmp_path):
+    with pytest.raises(ExperimentError, match=r"gstep \(from 0 to 1\).*compares it \(test_ignored.py, line \d+\)"):
+        record(tmp_path / "run", Counting(matters=True), 2)
+    with pytest.warns(UserWarning, match="what no checkpoint holds: .*gstep"):
+        loop = Counting()
+        assert record(tmp_path / "run", loop, 3).last_step == 3
+    assert loop.gstep == 3 and Counting.gstep == 0
 
 
 def _of(loop):

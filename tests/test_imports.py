@@ -64,6 +64,7 @@ CORE = (
     "state_edits",
     *("counterfactual", "damage"),
     *("extras", "own_step", "trees", "frozen", "plain_batches", "reachable", "redrawing", "selfcheck", "ignored"),
+    "rebinding",
     *("object_graph", "contents", "deep_snapshot", "standins", "outside_state", "objections"),
     *("bare_objects", "buffers", "code_names", "watched_numbers", "report_branches", "files_read"),
     *("tensor_file", "readings", "numbered_batch", "rate_scale", "blackbox", "recovery", "saving"),
@@ -82,7 +83,8 @@ ABOVE |= {"checkpoint_sizes", "many"}
 ABOVE |= {"verification", "verifying", "proving", "batch_files", "own_batches", "example_lines", "printed"} | COMMANDS
 ABOVE |= {"crew", "rank_writer", "rank_run", "attendance", "launching", "joined", "carrier", "shard"}
 ABOVE |= {"alterations", "recipe", "planting", "planters", "saboteur", "seams", "forks", "forking"}
-ABOVE |= {"preparation", "second_process", "trace_assembly", "suspicion", "by_hand"}
+ABOVE |= {"preparation", "legs", "second_process", "trace_assembly", "suspicion", "by_hand"}
+ABOVE |= {"dropped", "modes", "names_read"}
 SCREEN = {"ipywidgets", "matplotlib", "IPython", "rich", "click"}
 
 

@@ -76,7 +76,7 @@ def test_the_loop_prints_and_trains_what_it_did_without(recorded, tmp_path):
 def test_a_script_is_run_only_by_name(recorded):
     name, path, _ = recorded
     run = wb.open_run(path)
-    with pytest.raises(ExperimentError, match=r"named no factory.*or --factory script\.py"):
+    with pytest.raises(ExperimentError, match=r"named no factory.*or --factory \S+_after\.py"):
         run.replay(2)
     assert run.manifest.rebuild["script"] == str(LOOPS / f"{name}_after.py")
     assert run.replay(2, factory=str(LOOPS / f"{name}_after.py"), fresh_process=False).exact

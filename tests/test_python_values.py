@@ -118,7 +118,7 @@ def test_layers_that_are_frozen_on_the_way_are_named(tmp_path, compiled):
     (only,) = found
     assert "other parameters are trainable now than at the start (layers.0.bias, layers.0.weight)" in only
     assert ("the compiled step was traced with those of the start" in only) is compiled
-    assert ("steps after 4 will not replay exactly" in only) is not compiled
+    assert ("steps after 5 will not replay exactly" in only) is not compiled
 
 
 def test_numbers_in_the_model_and_the_optimizer_are_seen(tmp_path):
@@ -138,3 +138,81 @@ def test_numbers_in_the_model_and_the_optimizer_are_seen(tmp_path):
 
 def test_what_does_not_change_or_is_not_read_is_not_spoken_of(tmp_path):
     assert said(tmp_path / "run", lambda job, step: globals().update(unread=step))[0] == []
+
+
+class Validating(Job):
+    """Keeps its best loss, which only the loop reads, and a decay, which the step reads through a method."""
+
+    def __init__(self):
+        super().__init__()
+        self.best, self.decay, self.settings = float("inf"), 1.0, {"scale": 1.0}
+
+    def decayed(self, loss):
+        return loss * self.decay * self.settings["scale"]
+
+    def step(self, x, y):
+        return self.decayed(super().step(x, y))
+
+    def validate(self, step):
+        self.best = min(self.best, 1.0 / step)
+
+
+def test_what_only_the_loop_reads_is_not_spoken_of(tmp_path):
+    job = Validating()
+    assert said(tmp_path / "run", lambda job, step: job.validate(step), job)[0] == []
+    assert job.best == 1 / 9
+
+    def change(job, step):
+        job.validate(step)
+        if step == 6:
+            job.decay, job.settings["scale"] = 0.5, 2.0
+
+    found, _ = said(tmp_path / "other", change, Validating())
+    assert [one.partition(" is ")[0] for one in found] == ["step_fn.self.decay", "step_fn.self.settings.scale"]
+
+
+def test_code_that_may_read_anything_makes_it_a_guess(tmp_path):
+    class Dynamic(Validating):
+        def decayed(self, loss):
+            return loss * (1.0 if vars(self)["decay"] else 2.0)
+
+    found, _ = said(tmp_path / "run", lambda job, step: step == 1 or job.validate(step), Dynamic())
+    (only,) = found
+    assert only.startswith("step_fn.self.best is ") and "may not, if they depend on it, replay exactly" in only
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_model_left_in_evaluation_mode_is_one_sentence(tmp_path, compiled):
+    def validate(job, step):
+        job.model.eval()
+        if step != 6:
+            job.model.train()
+
+    (only,) = said(tmp_path / "run", validate, compile=compiled)[0]
+    assert only.startswith("the model is in evaluation mode since step 5")
+    assert only.endswith("Call model.train() before the next step")
+    assert said(tmp_path / "other", lambda job, step: (job.model.eval(), job.model.train()))[0] == []
+
+
+def test_what_is_noticed_late_is_kept_and_a_replay_that_differs_recalls_it(tmp_path):
+    def freeze(job, step):
+        if step == 6:
+            job.model.layers[0].freeze()
+
+    said(tmp_path / "run", freeze)
+    run = wb.open_run(tmp_path / "run")
+    (line,) = [line for line in run.telemetry.lines if isinstance(line.since, int)]
+    assert (line.step, line.since) == (6, 5) and line.remarks[0].startswith("other parameters are trainable now")
+    job = Job()
+    own = wb.Experiment(job.model, job.optimizer, mse, Points(), step_fn=job.step)
+    notices = {step: run.replay(step, experiment=own, with_probe=False).notices for step in (5, 7)}
+    assert not any("trainable" in one for one in notices[5])
+    (recalled,) = [one for one in notices[7] if "trainable" in one]
+    assert "steps after 5 will not replay exactly" in recalled and recalled.endswith("That is the likely reason.")
+
+
+def test_after_a_resume_a_value_is_spoken_of_once(tmp_path):
+    said(tmp_path / "run", lambda job, step: None, steps=4)
+    found, _ = said(tmp_path / "run", lambda job, step: globals().update(factor=3.0), resume=True)
+    (only,) = found
+    assert only.startswith("step_fn.factor is 3.0 at the first step, and was 1.0 when the recorder was made.")

@@ -142,3 +142,15 @@ def test_a_damaged_file_is_read_to_its_end(tmp_path, header):
             with pytest.raises(ValueError):
                 tensor_file.arrays_of(content)
             assert content.found() == both(path.read_bytes())
+
+
+def test_a_large_file_that_is_longer_than_its_tensors_is_not_held(tmp_path, file):
+    path = tmp_path / "sparse.safetensors"
+    path.write_bytes(file.read_bytes())
+    with path.open("r+b") as sparse:
+        sparse.truncate(1 << 40)
+    assert read_ahead.read(path, 1 << 40, BOTH) is None
+    path.write_bytes(b"\xff" * 8)
+    with path.open("r+b") as sparse:
+        sparse.truncate(1 << 40)
+    assert read_ahead.read(path, 1 << 40, BOTH) is None

@@ -647,7 +647,7 @@ def test_a_segment_whose_state_was_lost_before_its_first_step_has_no_seam(tmp_pa
             recording.step(batch)
         recording.checkpoint()
         halve(recording.experiment)
-        monkeypatch.setattr(recording, "_save_now", lambda state: None)
+        monkeypatch.setattr(recording, "_save_now", lambda state, lanes=None: None)
         recording.open_segment()
     run = record(tmp_path / "run", 9, resume=True)
     assert [(entry.start, run.seam(entry.segment)) for entry in run.manifest.segments] == [(0, []), (6, [])]

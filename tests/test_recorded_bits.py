@@ -159,3 +159,12 @@ def test_new_handles_stay_as_they_are():
     held = leaves.handles()["a"]
     leaves.tree["a"] += 1
     assert held.tolist() == [1.0, 1.0] and leaves.arrays()["a"].tolist() == [2.0, 2.0]
+
+
+def test_a_constant_that_becomes_a_parameter_is_found():
+    net = Net()
+    net._late = mx.ones(2)
+    leaves = Leaves(net)
+    assert "late" not in leaves.arrays()
+    net.late = dict.pop(net, "_late")  # as many entries as before
+    assert "late" in leaves.arrays() and list(leaves.arrays()) == list(state_arrays(net))

@@ -426,3 +426,41 @@ def test_an_extra_state_that_does_not_keep_its_form_is_named(tmp_path, history, 
     recorder = wb.Recorder(tmp_path / "run", model, optimizer, loss_fn, step_fn=step, extra={"history": history})
     with pytest.raises(ExperimentError, match=said):
         recorder.step((mx.ones((2, 4)), mx.ones((2, 1))))
+
+
+class Count:
+    """Keeps an average and a number; both are in its state."""
+
+    def __init__(self):
+        self.average, self.updates = mx.zeros(()), 0
+
+    def state_dict(self):
+        return {"average": self.average, "updates": self.updates}
+
+    def load_state_dict(self, state):
+        self.average, self.updates = state["average"], state["updates"]
+
+
+@pytest.mark.parametrize("kind", ["object", "dict"])
+def test_what_is_in_extra_may_hang_on_the_model(tmp_path, kind):
+    model, optimizer = mlp(), optim.AdamW(1e-2)
+    own = Count() if kind == "object" else {"average": mx.zeros(())}
+    model.__dict__["own"] = own  # as `model.own = own` does with an object
+
+    def step(x, y):
+        loss, gradients = nn.value_and_grad(model, mse)(model, x, y)
+        optimizer.update(model, gradients)
+        if kind == "object":
+            own.average, own.updates = 0.9 * own.average + loss, own.updates + 1
+        else:
+            own["average"] = 0.9 * own["average"] + loss
+        return loss
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with wb.Recorder(
+            tmp_path / "run", model, optimizer, mse, Points(), step_fn=step, extra={"own": own}, spikes=None
+        ) as recorder:
+            for batch in recorder.batches(4):
+                recorder.step(batch)
+    assert wb.open_run(tmp_path / "run").last_step == 4

@@ -1,5 +1,6 @@
 """Runs whose data can't be drawn again: their batches are kept in the run's folder, and replayed from there."""
 
+import json
 import shutil
 import warnings
 
@@ -7,10 +8,10 @@ import mlx.core as mx
 import mlx.optimizers as optim
 import numpy as np
 import pytest
-from helpers import Points, flipped, mlp, mse, python
+from helpers import Points, edit_json, flipped, mlp, mse, python, repair_commit
 
 import workbench as wb
-from workbench.errors import DataError, ExperimentError
+from workbench.errors import CheckpointError, DataError, ExperimentError
 from workbench.experiment import batch_hash
 from workbench.stored_batches import BatchStore
 
@@ -131,6 +132,40 @@ def test_a_missing_or_changed_batch_is_named(recorded, tmp_path):
     path.write_bytes(b"nonsense")
     with pytest.raises(DataError, match="can't be read"):
         run.replay(6, experiment=build())
+
+
+def test_a_file_longer_than_its_header_says_is_not_read(recorded, tmp_path):
+    shutil.copytree(recorded.path, tmp_path / "run")
+    run = wb.open_run(tmp_path / "run")
+    name = run.line(6, 0).batch_hash
+    with (tmp_path / "run" / "batches" / f"{name}.safetensors").open("r+b") as file:
+        file.truncate(1 << 40)  # takes nothing on the disk
+    with pytest.raises(DataError, match=rf"{name}.* can't be read .*it has {1 << 40} bytes; expected at most"):
+        run.replay(6, experiment=build())
+
+
+@pytest.mark.parametrize("cursor", [{"step": "a"}, {}, {"step": -1}, {"step": True}, {"step": 1 << 63}])
+def test_a_cursor_of_another_kind_is_refused(recorded, tmp_path, cursor):
+    shutil.copytree(recorded.path, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints"
+    (folder / "00000000.cursor").write_text(json.dumps(cursor))
+    repair_commit(tmp_path / "run", "00000000")
+    with pytest.raises(CheckpointError, match=r"the cursor of a checkpoint of .*expected \{\"step\": N\}"):
+        wb.open_run(tmp_path / "run").replay(1, experiment=build())
+
+
+@pytest.mark.parametrize("part", ["rng", "cursor"])
+def test_a_part_that_no_recorder_writes_so_large_is_not_read(recorded, tmp_path, part):
+    shutil.copytree(recorded.path, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints"
+    with (folder / f"00000000.{part}").open("r+b") as file:
+        file.truncate(1 << 40)
+    edit_json(
+        folder / "00000000.json",
+        lambda record: record["files"][f"00000000.{part}"].update(bytes=1 << 40, sha256="0" * 64),
+    )
+    with pytest.raises(CheckpointError, match=rf"{part} has {1 << 40} bytes by its commit record; expected at most"):
+        wb.open_run(tmp_path / "run").replay(1, experiment=build())
 
 
 def test_a_hash_that_leads_out_of_the_folder_is_refused(tmp_path):

@@ -51,6 +51,17 @@ def test_a_table_shows_only_the_columns_that_are_known():
     assert "inf" in text and "50.0%" in text and "source" not in text
 
 
+def test_the_order_of_the_rows_and_what_unlike_means_are_said():
+    (table,) = batch_tables(facts(outlier=7.5))
+    text = " ".join(printed(table).split())
+    assert "Batch of step 5, the most unlike rows first" in text
+    assert "in robust standard deviations (the largest |z|); what has 6 or more stands under odd" in text
+    (table,) = batch_tables(facts(outlier=7.5, loss=1.0, share=1.0))
+    assert "Batch of step 5, by share of its loss" in printed(table)
+    (table,) = batch_tables(facts())
+    assert "unlike" not in printed(table)
+
+
 def test_text_that_looks_like_markup_is_shown_as_it_is():
     (table,) = batch_tables(facts(text="[bold]not bold[/bold]"))
     assert "[bold]not bold[/bold]" in printed(table)

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 
-from . import worker
+from . import own_step, worker
 from .checkpoints import checkpoint_reader
 from .divergence import fresh_process
 from .divergence.difference import TensorDifference
@@ -24,7 +24,7 @@ from .divergence.ladder import Departure, Ladder, Rung, Verdict
 from .divergence.tensors import Tensors, differing, state_tensors, step_tensors
 from .divergence.ways import Way, first_departing_step
 from .environment import numeric_environment
-from .errors import CheckpointError, ReplayError
+from .errors import CheckpointError, ExperimentError, ReplayError
 from .experiment import Experiment
 from .replay import Outcome, Progress, replay_steps
 from .replaying.preparation import Prepared, prepared, undisturbed
@@ -156,7 +156,14 @@ class _Climb:
             named = f"compile={_word(not options.compile)}"
             if reason := _never_compiles():
                 return _skipped(named, reason, intervention=True)
-            return self._changed(named, say, compile=not options.compile)
+            try:
+                return self._changed(named, say, compile=not options.compile)
+            except own_step.NotCompilable as error:
+                return _skipped(named, error.reason, intervention=True)
+            except ExperimentError as error:
+                if options.compile:
+                    raise
+                return _skipped(named, f"this step can't be compiled: {error}", intervention=True)
         if name == "deterministic":
             named = f"deterministic={_word(not options.deterministic)}"
             if self.backend == "cpu":

@@ -78,7 +78,8 @@ class Experiment:
         model: any `nn.Module`.
         optimizer: any optimizer of `mlx.optimizers`.
         loss_fn: `loss_fn(model, *batch)` returns a scalar, or `(scalar, extras)`. Extras may be a dict with the entry
-            `"token_loss"`: the loss of each row or token, an array whose first axis is the batch's.
+            `"token_loss"`: the loss of each row or token, an array whose first axis is the batch's. With a `step_fn`
+            it may be None: nothing but the probe needs it then.
         sampler: an iterator of batches with `state_dict` and `load_state_dict`; or any other iterable, whose batches a
             recorder then stores; or None: the loop hands each batch to the recorder, which stores it, and a replay
             takes it from the run's store.
@@ -94,7 +95,7 @@ class Experiment:
 
     model: nn.Module
     optimizer: optim.Optimizer
-    loss_fn: LossFunction
+    loss_fn: LossFunction = None  # type: ignore[assignment]  # with a step_fn it may stay None: a probe is not made then
     sampler: Sampler = None  # type: ignore[assignment]  # never None once it is made
     options: StepOptions = None  # type: ignore[assignment]
     step_fn: Callable[..., Any] | None = None
@@ -108,6 +109,7 @@ class Experiment:
             self.sampler = PlainBatches(self.sampler)
         if self.options is None:
             self.options = StepOptions(compile=self.step_fn is None)
+        self._refuse_without_functions()
         if self.step_fn is not None and (self.options.clip is not None or self.options.accumulate != 1):
             raise ExperimentError(
                 f"clip is {self.options.clip} and accumulate is {self.options.accumulate}, but step_fn is a step of "
@@ -120,6 +122,16 @@ class Experiment:
             )
         extras.check(self.extra, self.options.compile)
         self.frozen = Frozen(self.model)
+
+    def _refuse_without_functions(self) -> None:
+        if self.loss_fn is None and self.step_fn is None:
+            raise ExperimentError(
+                "there is neither loss_fn nor step_fn, so no step can be performed; expected loss_fn(model, *batch), "
+                "which returns the loss, or step_fn(*batch), a step of your own"
+            )
+        for name, given in (("loss_fn", self.loss_fn), ("step_fn", self.step_fn)):
+            if given is not None and not callable(given):
+                raise ExperimentError(f"{name} is of type {type(given).__name__}; expected a function")
 
     def prepare(self) -> None:
         """Brings the state into the form that a restored one has: initialised, evaluated, and laid out as a checkpoint

@@ -27,17 +27,31 @@ def _parts(path: str) -> str:
     return f".{path.replace('[', '.').replace(']', '')}."
 
 
-def refuse_unknown(names: Collection[str], paths: Sequence[str]) -> None:
+class UnknownName(ExperimentError):
+    """`ignore` has a name of nothing."""
+
+
+def refuse_unknown(names: Collection[str], changed: Sequence[str], paths: Sequence[str], shown: Sequence[str]) -> None:
     """
     Args:
-        paths: what the step changes beside its state, and what else it can reach.
+        changed: what the step changes beside its state.
+        paths: what else it can reach.
+        shown: those of these that are named in the sentence, after what it changes.
 
     Raises:
-        ExperimentError: a name is of nothing there.
+        UnknownName: a name is of nothing there.
     """
-    if unknown := [name for name in names if not any(ignored(path, [name]) for path in paths)]:
-        have = f"; it can reach {some(list(dict.fromkeys(paths)))}" if paths else ""
-        raise ExperimentError(f"ignore names {unknown[0]!r}, and the step can reach nothing of that name{have}")
+    unknown = [name for name in names if not any(ignored(path, [name]) for path in (*changed, *paths))]
+    if not unknown:
+        return
+    own = list(dict.fromkeys(changed))
+    others = [path for path in dict.fromkeys(shown) if path not in own]
+    have = f"what it changes beside its state is {some(own)}" if own else "it changes nothing beside its state"
+    have += f"; numbers that it can reach and does not change: {some(others)}" if others else ""
+    raise UnknownName(
+        f"ignore names {unknown[0]!r}, and the step can reach nothing of that name: {have}. Give the name as it stands "
+        "there, or its last part, or leave it out"
+    )
 
 
 def way_to_ignore(paths: Sequence[str]) -> str:

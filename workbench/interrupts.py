@@ -1,4 +1,4 @@
-"""Stopping a training loop after a whole step. Knows signals; nothing of steps or runs."""
+"""Stopping a training loop where nothing is half done. Knows signals; nothing of steps or runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Any
 
 
 class Interrupted(KeyboardInterrupt):
@@ -15,6 +16,50 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
         self.number = number  # of the signal
+
+
+class Deferral:
+    """`with Deferral():` has a Ctrl-C (or SIGTERM) wait for the end of the block; a second one does not wait.
+
+    It is given to the handler that was there, which raises KeyboardInterrupt, or does what the user's own does. A
+    signal without a handler in Python acts as ever. On a thread other than the main one, where no handler runs, this
+    does nothing. Handlers are set anew each time, which takes some microseconds: notebooks and users set theirs, too.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._came: list[int] = []
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.getsignal(number)
+            if not callable(before):
+                continue
+            self._before[number] = before
+            try:
+                signal.signal(number, self._handle)
+            except ValueError:  # not the main thread
+                self._before.clear()
+                return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in reversed(self._before):  # Ctrl-C last: until then it waits
+            now = signal.signal(number, self._before[number])
+            if now != self._handle:  # somebody set another within the block
+                signal.signal(number, now)
+        self._deliver(None)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._came.append(number)
+        if len(self._came) > 1:
+            self._deliver(frame)
+
+    def _deliver(self, frame: FrameType | None) -> None:
+        while self._came:
+            number = self._came.pop(0)
+            self._before[number](number, frame)
 
 
 @contextlib.contextmanager

@@ -43,6 +43,11 @@ class Journal:
         """The seal of the last line that was put; see `lines.seal`."""
         return self._main.seal
 
+    @property
+    def logged(self) -> tuple[int, int] | None:
+        """Segment and step of the last step line that was put; None: none."""
+        return self._main.logged
+
     def put(self, line: Line) -> None:
         """Appends a line, or keeps it waiting: see `failure`."""
         with self._lock:

@@ -6,7 +6,7 @@ Knows experiments and what was found; performs nothing.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -84,9 +84,11 @@ def tell(
     more: Sequence[str] = (),
     *,
     drew: bool,
+    known: Collection[int] = (),
 ) -> None:
     """
     Args:
+        known: ids of what hangs on the model, and is in a checkpoint as a whole.
         more: further sentences, without their full stop.
     """
     for one in more:
@@ -112,7 +114,7 @@ def tell(
             "not used, or stand in a function compiled before without mx.random.state among its inputs and "
             "outputs. Then every step has the same mask, and another process another one"
         )
-    if hidden := unseen(model):
+    if hidden := unseen(model, known):
         _warn(
             f"{len(hidden)} {'array is' if len(hidden) == 1 else 'arrays are'} reachable from the model but not in "
             f"parameters(): {some(hidden)}. MLX looks into modules, dicts and lists only: these are not "

@@ -16,16 +16,21 @@ import numpy as np
 
 from .bits import bits_float, float_bits, json_float
 from .checkpoints.checkpoint_reader import read
-from .errors import ChangedByHand
+from .errors import ChangedByHand, TelemetryError
 from .experiment import Batch, Experiment, random_key, set_random_key
 from .fingerprint import method_here
 from .norms import square_sums
+from .rate_scale import rate_paths as paths_of_rates
 from .rate_scale import scale_schedules
 from .readings import HostReading, Norms, Read, Reading, reading
 from .readings import moment_paths as moment_paths
 from .snapshot import restore
 from .step import Stepper, StepResult, optimizer_states
 from .telemetry import ARRAYS, Edits, Restart, array_fields, rate_bits, scalar_fields
+from .tensor_file import TYPES, array_of, bits_of
+
+RateArray = tuple[str, list[int], str]  # type, as safetensors name it, shape, and bytes in hexadecimal
+_ENTRIES = 64  # of a learning rate that telemetry logs
 
 
 @dataclass(frozen=True)
@@ -164,22 +169,40 @@ def _roots(*kinds: tuple[Mapping[str, float], list[list[str]]]) -> list[Norms]:
 
 
 def learning_rate(experiment: Experiment) -> float | None:
-    """The learning rate that the last update used; None for an optimizer without one."""
+    """The learning rate that the last update used; None for an optimizer without one, or with one that is no number."""
     optimizer = getattr(experiment.optimizer, "optimizers", [experiment.optimizer])[0]
     value = optimizer.state.get("learning_rate")
-    return None if value is None else float(value.item())
+    return None if value is None or value.size != 1 else float(value.item())
 
 
 def learning_rates(experiment: Experiment) -> list[str | None]:
-    """Bits of the learning rate that each optimizer's state holds; None for one without."""
+    """Bits of the learning rate that each optimizer's state holds; None for one without, or whose rate is no number."""
     found = [state.get("learning_rate") for state in optimizer_states(experiment.optimizer)]
-    return [None if value is None else float_bits(value.item()) for value in found]
+    return [None if value is None or value.size != 1 else float_bits(float(value.item())) for value in found]
+
+
+def rate_arrays(experiment: Experiment) -> list[RateArray | None]:
+    """Each optimizer's learning rate where bits of float32 do not say all of it: where it is no scalar of that type, as
+    `optimizer.learning_rate = 0` makes it. None: they do, or it is none that is `logged`."""
+    found: list[RateArray | None] = []
+    for state in optimizer_states(experiment.optimizer):
+        value = state.get("learning_rate")
+        if value is None or (value.dtype == mx.float32 and value.ndim == 0) or not logged(value):
+            found.append(None)
+        else:
+            mx.eval(value)
+            found.append((TYPES[value.dtype], list(value.shape), bits_of(value).tobytes().hex()))
+    return found
+
+
+def logged(rate: mx.array) -> bool:
+    """Whether telemetry logs a learning rate whole, so that a replay can set it as the loop did."""
+    return rate.dtype in TYPES and rate.size <= _ENTRIES
 
 
 def rate_paths(experiment: Experiment) -> list[str]:
     """Where the optimizer's state, or that of each member of a MultiOptimizer, would hold the learning rate."""
-    members = getattr(experiment.optimizer, "optimizers", None)
-    return ["learning_rate"] if members is None else [f"states.{n}.learning_rate" for n in range(len(members))]
+    return paths_of_rates(experiment.optimizer)
 
 
 def edit(experiment: Experiment, edits: Edits) -> None:
@@ -187,6 +210,7 @@ def edit(experiment: Experiment, edits: Edits) -> None:
 
     Raises:
         CheckpointError: the state that it went on from can't be read.
+        TelemetryError: it set a learning rate that can't be made again of what is logged of it.
         ChangedByHand: it changed what no checkpoint holds.
     """
     if edits.by_hand is not None:
@@ -198,13 +222,26 @@ def edit(experiment: Experiment, edits: Edits) -> None:
         restore(experiment, read(Path(edits.folder), edits.step, edits.segment, edits.run))
     if edits.rng is not None:
         set_random_key(edits.rng)
-    for state, bits in zip(optimizer_states(experiment.optimizer), edits.learning_rate or (), strict=False):
-        if bits is not None:
+    states = optimizer_states(experiment.optimizer)
+    for state, bits, whole in itertools.zip_longest(states, edits.learning_rate or (), edits.rate_arrays or ()):
+        if state is not None and whole is not None:
+            state["learning_rate"] = _rate(*whole)
+        elif state is not None and bits is not None:
             state["learning_rate"] = mx.array(float(bits_float(bits)), mx.float32)
     if edits.rate_factor is not None:
         scale_schedules(experiment.optimizer, edits.rate_factor)
     for _ in range(edits.skip):
         next(experiment.sampler, None)
+
+
+def _rate(dtype: str, shape: list[int], data: str) -> mx.array:
+    try:
+        return array_of("the learning rate", dtype, shape, bytes.fromhex(data))
+    except (KeyError, ValueError) as error:
+        raise TelemetryError(
+            f"the telemetry says that the loop set a learning rate of type {dtype[:20]!r} and shape {shape[:8]}, which "
+            f"can't be made of the bytes {data[:40]!r} ({error}); expected those of the array that it set"
+        ) from error
 
 
 def moments(optimizer: Mapping[str, mx.array], leaf: str, parameters: Container[str]) -> dict[str, mx.array]:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import mlx.nn as nn
 import numpy as np
 
 from .bare_objects import all_plain, attributes, is_a, items_of, plain_value
@@ -33,12 +34,13 @@ def outside(experiment: Experiment) -> Iterator[Found]:
 
 
 def _reached(experiment: Experiment) -> Iterator[Found]:
-    yield from visit(experiment.model, "model")
+    known = known_to(experiment)
+    yield from visit(experiment.model, "model", known_below_model(experiment))
     for path, optimizer in _optimizers(experiment):
         yield from visit(attributes(optimizer), path, {id(optimizer.state)})
-    known = _known(experiment)
     for name, function in (("loss_fn", experiment.loss_fn), ("step_fn", experiment.step_fn)):
-        yield from visit(function, name, known)
+        if function is not None:
+            yield from visit(function, name, known)
 
 
 def _optimizers(experiment: Experiment) -> Iterator[tuple[str, Any]]:
@@ -47,25 +49,33 @@ def _optimizers(experiment: Experiment) -> Iterator[tuple[str, Any]]:
         yield f"optimizer.optimizers[{number}]" if members else "optimizer", optimizer
 
 
-def _known(experiment: Experiment) -> set[int]:
+def known_to(experiment: Experiment) -> set[int]:
+    """Ids of what a checkpoint knows of, as a whole: it is not looked into as something beside the state."""
     own = [experiment.model, experiment.optimizer, experiment.optimizer.state, experiment.sampler]
     return {id(one) for one in (*own, experiment.extra, *experiment.extra.values())}
+
+
+def known_below_model(experiment: Experiment) -> set[int]:
+    """The same of what may hang on the model, such as an object in `extra`. A module there is looked into: what it
+    holds beside its arrays is in no checkpoint."""
+    modules = (experiment.model, *experiment.extra.values())
+    return known_to(experiment) - {id(one) for one in modules if isinstance(one, nn.Module)}
 
 
 def everything_outside(experiment: Experiment) -> DeepSnapshot:
     """All that a step can reach beside its state, as it is now."""
     state = {id(array) for array in (*state_arrays(experiment.model).values(), *kept_arrays(experiment).values())}
-    skip = _known(experiment) | {id(one) for one in optimizer_states(experiment.optimizer)}
+    skip = known_to(experiment) | {id(one) for one in optimizer_states(experiment.optimizer)}
     shared: list[Any] = [random.random, np.random.rand]  # bound methods of the process's: see `Generators`
     skip |= {id(one.__self__) for one in shared}
     members = [optimizer for _, optimizer in _optimizers(experiment)]
     skip -= {id(experiment.model), *map(id, members)}
     roots = [("model", experiment.model), *_optimizers(experiment)]
     roots += [("loss_fn", experiment.loss_fn), ("step_fn", experiment.step_fn), ("os.environ", os.environ)]
-    return DeepSnapshot(roots, skip, state, set(_containers(experiment)))
+    return DeepSnapshot(roots, skip, state, set(containers(experiment)))
 
 
-def _containers(experiment: Experiment) -> Iterator[int]:
+def containers(experiment: Experiment) -> Iterator[int]:
     """Ids of the dicts and lists that the state consists of."""
     todo = [experiment.model, experiment.optimizer.state, experiment.extra, *optimizer_states(experiment.optimizer)]
     seen: set[int] = set()

@@ -24,6 +24,22 @@ if TYPE_CHECKING:
     from .experiment import Batch, Experiment
 
 
+class NotCompilable(ExperimentError):
+    """A step function that was compiled, and asks an array for its value.
+
+    Attributes:
+        reason: what it does where, in a phrase.
+    """
+
+    def __init__(self, line: int) -> None:
+        done = f"step_fn evaluates an array (item(), float(), print, an `if` on it, mx.eval) on line {line}"
+        self.reason = f"{done}, so it can't be compiled"
+        super().__init__(
+            f"{done}, and this step is compiled, so no array in it has a value yet; leave compile=True out, or do that "
+            "after recorder.step, which returns the loss"
+        )
+
+
 @contextmanager
 def explained(experiment: Experiment) -> Iterator[None]:
     """Says in the user's words what MLX says of arrays of a trace: evaluated within it, or leaked from it.
@@ -37,11 +53,7 @@ def explained(experiment: Experiment) -> Iterator[None]:
         if experiment.step_fn is None or "[eval] Attempting to eval an array" not in str(error):
             raise
         if experiment.options.compile and (line := _raised_in(error, experiment.step_fn)):
-            raise ExperimentError(
-                f"step_fn evaluates an array (item(), float(), print, an `if` on it, mx.eval) on line {line}, and this "
-                "step is compiled, so no array in it has a value yet; leave compile=True out, or do that after "
-                "recorder.step, which returns the loss"
-            ) from error
+            raise NotCompilable(line) from error
         raise ExperimentError(
             "step_fn calls a function that is compiled by itself, so the layers inside it can't be seen; take "
             "mx.compile off it: the step is compiled as a whole, with all of the state, if compile=True"

@@ -1,5 +1,9 @@
 """A sample of a run's steps, proven by replay: each has the recorded bits, or a sentence says what stood against it.
 
+What is proven of a step is what a replay of it alone shows: it starts from the nearest checkpoint, in an experiment
+that is built for it. Rolled on from an older one, a step that depends on hidden Python state would have the run's bits,
+and no checkpoint be tried.
+
 Knows run folders and replays; writes nothing.
 """
 
@@ -15,7 +19,8 @@ from .errors import ChangedByHand, CheckpointError, DataError, EnvironmentMismat
 from .fan_out import WorkerLost, fan_out
 from .ranks.attendance import setup_of
 from .replay import Outcome, replay_steps
-from .replaying.preparation import Prepared, prepared, undisturbed
+from .replaying.legs import ONE_EXPERIMENT
+from .replaying.preparation import Prepared, other_files, prepared, undisturbed
 from .replaying.suspicion import suspicion
 from .run import Run
 from .verification import Check, Verdict
@@ -30,7 +35,11 @@ _DAMAGE = (CheckpointError, DataError, ReplayError, TelemetryError)
 
 def sample(run: Run, count: int, seed: int) -> list[tuple[int, int]]:
     """(segment, step) of so many steps, spread over the run: one drawn from each of `count` equal stretches of all the
-    steps that have a checkpoint before them."""
+    steps that have a checkpoint before them.
+
+    In every second stretch that has some it is the first step after a checkpoint: there a run and its replay part first
+    if a step depends on what no checkpoint holds.
+    """
     columns = [run.telemetry.column(name) for name in ("segment", "step")]
     if columns[0] is None or columns[1] is None:
         return []
@@ -40,7 +49,17 @@ def sample(run: Run, count: int, seed: int) -> list[tuple[int, int]]:
     able = [(segment, step) for segment, step in pairs if (low := first.get(segment)) is not None and step > low]
     draw, count = random.Random(seed), min(count, len(able))
     bounds = [round(number * len(able) / count) for number in range(count + 1)] if count else []
-    return [able[draw.randrange(low, high)] for low, high in zip(bounds, bounds[1:], strict=False)]
+    committed, found, turn = set(run.checkpoints), list[tuple[int, int]](), True
+    for low, high in zip(bounds, bounds[1:], strict=False):
+        stretch = able[low:high]
+        after = [
+            (segment, step)
+            for segment, step in stretch
+            if (step - 1, run.manifest.lineage(segment, step - 1)) in committed
+        ]
+        found.append(draw.choice(after if after and turn else stretch))
+        turn = not (after and turn)
+    return found
 
 
 def replayed(
@@ -55,9 +74,11 @@ def replayed(
     workers: int | None = None,
     **options: Any,
 ) -> tuple[list[Check], int]:
-    """Replays a sample, each step from the nearest checkpoint; those that share one in a single roll-forward.
+    """Replays a sample, each step from the nearest checkpoint, in an experiment built anew; those that share one in a
+    single roll-forward.
 
     Args:
+        experiment: given, there is no other to restore into: a notice says what that leaves open.
         lost: a data file is not there, which says nothing against the run.
         workers: processes to spread the groups over; None: all in this one, as those of an `experiment` are.
 
@@ -80,6 +101,8 @@ def replayed(
     if workers is not None and experiment is None:
         return _apart(run, groups, total, notices, progress, workers, lost=lost, **options)
     checks, done, way = list[Check](), 0, 0
+    if experiment is not None and len(groups) > 1 and run.manifest.rebuild.get("kind") != "trainer":
+        notices.append(ONE_EXPERIMENT)
     for (segment, (start, _)), steps in groups.items():
 
         def report(ahead: int, all_: int, what: str, before: int = done) -> None:
@@ -88,7 +111,7 @@ def replayed(
         found = _group(run, segment, start, steps, report, experiment=experiment, lost=lost, **options)
         checks += found.checks
         notices += found.notices
-        experiment, way, done = found.experiment, way + found.way, done + max(steps) - start
+        way, done = way + found.way, done + max(steps) - start
     return checks, way
 
 
@@ -98,13 +121,11 @@ class _Proven:
 
     Attributes:
         way: steps that were performed only to reach others.
-        experiment: built once; None: it could not be.
     """
 
     checks: list[Check]
     notices: list[str]
     way: int
-    experiment: Experiment | None
 
 
 def _group(
@@ -118,11 +139,10 @@ def _group(
     lost: bool,
     **options: Any,
 ) -> _Proven:
-    found, waiting = _Proven([], [], 0, experiment), list(steps)
+    found, waiting = _Proven([], [], 0), list(steps)
     try:
         ready = None
         for ready, outcome in outcomes_of(run, steps, segment, experiment=experiment, progress=progress, **options):
-            found.experiment = ready.experiment
             found.checks.append(_check(outcome, ready, segment))
             waiting.remove(outcome.step)
         found.notices += ready.notices if ready is not None else []
@@ -153,6 +173,11 @@ def outcomes_of(
     **options: Any,
 ) -> Iterator[tuple[Prepared, Outcome]]:
     """Replays steps, ascending, in one roll-forward from the checkpoint before the first; each compared, none repeated.
+
+    Args:
+        steps: for all of which that checkpoint is the nearest; else those after a later one are not what a replay of
+            them alone is.
+        experiment: None: one is built for these steps.
 
     Raises:
         EnvironmentMismatch, ExperimentError, CheckpointError, DataError, ReplayError: as `Run.replay`.
@@ -212,9 +237,7 @@ def _apart(
 def _in_worker(job: tuple[str, int, int, list[int], dict[str, Any]]) -> _Proven:
     path, segment, start, steps, options = job
     with undisturbed():
-        found = _group(Run(Path(path)), segment, start, steps, _unseen, experiment=None, **options)
-    found.experiment = None  # it stays here
-    return found
+        return _group(Run(Path(path)), segment, start, steps, _unseen, experiment=None, **options)
 
 
 def _unseen(done: int, total: int, what: str) -> None:
@@ -225,7 +248,8 @@ def _check(outcome: Outcome, ready: Prepared, segment: int) -> Check:
     name = f"{outcome.step}, segment {segment}"
     if (difference := outcome.first_difference) is not None:
         where = f"{difference.item} at step {difference.step} ({difference.where}): {difference.detail}"
-        noted = None if ready.unlike else suspicion(ready.run, segment, difference.step)
+        others = bool(other_files(ready.run, segment, difference.step))
+        noted = None if ready.unlike else suspicion(ready.run, segment, difference.step, others=others)
         return Check("step", name, "mismatch", f"the first difference is {where}" + (f". {noted}" if noted else ""))
     if not outcome.exact:
         return Check("step", name, "unverified", outcome.gates.faithful.explanation)

@@ -43,12 +43,21 @@ def scale_schedules(optimizer: Any, factor: float) -> None:
             member._schedulers["learning_rate"] = schedule if factor == 1.0 else Scaled(schedule, factor)
 
 
+def rate_paths(optimizer: Any) -> list[str]:
+    """Where the state of an optimizer, or that of each member of a MultiOptimizer, would hold the learning rate."""
+    members = getattr(optimizer, "optimizers", None)
+    return ["learning_rate"] if members is None else [f"states.{n}.learning_rate" for n in range(len(members))]
+
+
 def scale_constants(optimizer: Any, factor: float) -> None:
-    """Multiplies each learning rate that no schedule sets, in the optimizer's state."""
+    """Multiplies each learning rate that no schedule sets, in the optimizer's state; one of whole numbers becomes
+    float32."""
     for member in getattr(optimizer, "optimizers", [optimizer]):
         rate = member.state.get("learning_rate")
         if rate is not None and "learning_rate" not in getattr(member, "_schedulers", {}):
-            member.state["learning_rate"] = mx.array(float(rate.item()) * factor, rate.dtype)
+            kind = rate.dtype if mx.issubdtype(rate.dtype, mx.floating) else mx.float32
+            scaled = mx.array(float(rate.item()) * factor, kind) if rate.ndim == 0 else rate.astype(kind) * factor
+            member.state["learning_rate"] = scaled
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from .bare_objects import (
     full_name,
     inherits,
     is_a,
+    is_number,
     items_of,
     module_of,
     name_of,
@@ -43,6 +44,7 @@ from .report_branches import REPORTERS
 from .trees import state_arrays
 
 Found = tuple[str, Any, Place | None]
+INHERITED = "inherited"  # kind of a place: in an object's attributes, where nothing stands yet
 
 _LIMIT = 20_000  # objects visited, and
 _LONG = 1_000  # items of a list: enough for any model, and no walk through a data set
@@ -52,16 +54,16 @@ _HOLDERS = (types.SimpleNamespace, partialmethod)
 _FOREIGN |= {"types", "queue"} | REPORTERS  # what a progress bar counts is its own
 
 
-def unseen(model: nn.Module) -> list[str]:
+def unseen(model: nn.Module, skip: Collection[int] = ()) -> list[str]:
     """Paths of the arrays that are reachable from the model but not in `parameters()`; without those below a name that
-    starts with `_`, which is how MLX's own layers keep a constant."""
-    return [path for path, value in beside(model) if isinstance(value, mx.array) and not _private(path)]
+    starts with `_`, which is how MLX's own layers keep a constant, and those below objects with an id in `skip`."""
+    return [path for path, value in beside(model, skip) if isinstance(value, mx.array) and not _private(path)]
 
 
-def beside(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def beside(model: nn.Module, skip: Collection[int] = ()) -> Iterator[tuple[str, Any]]:
     """Arrays and plain values that are reachable from the model, but for its parameters, each with its path."""
     known = {id(array) for array in state_arrays(model).values()}
-    return ((path, value) for path, value in walk(model, "") if id(value) not in known)
+    return ((path, value) for path, value in walk(model, "", skip) if id(value) not in known)
 
 
 def _private(path: str) -> bool:
@@ -95,6 +97,7 @@ def _children(path: str, value: Any) -> Iterator[Found]:
     if is_a(value, nn.Module):
         yield from _of_dict(dot, value)
         yield from (one for one in _of_dict(dot, attributes(value) or {}) if one[0] != f"{dot}_no_grad")
+        yield from _inherited(dot, value)
     elif is_a(value, dict):
         yield from _of_dict(dot, value)
     elif inherits(value, collections.UserDict, collections.UserList):
@@ -140,12 +143,26 @@ def _top(module: Any) -> str:
 
 def _attributes(dot: str, value: Any) -> Iterator[Found]:
     yield from _of_dict(dot, attributes(value) or {})
+    yield from _inherited(dot, value)
     for name in slots(type(value)):
         if (item := slot(value, name)) is not MISSING:
             yield f"{dot}{name}", item, Place(value, name, "attribute")
     for one in order_of(type(value)):
         if ours(module_of(one)):
             yield f"{dot}{name_of(one)}", one, None
+
+
+def _inherited(dot: str, value: Any) -> Iterator[Found]:
+    """Numbers that an object has from its class: with `self.n += 1` it gets one of its own, which starts from that."""
+    own = attributes(value)
+    if own is None:
+        return
+    known = set(own)
+    for one in order_of(type(value)):
+        for name in class_names(one) if ours(module_of(one)) else ():
+            if name not in known and is_number(item := names_of(one)[name]):
+                yield f"{dot}{name}", item, Place(own, name, INHERITED)
+            known.add(name)
 
 
 def _class_values(kind: type) -> list[str]:
@@ -195,7 +212,16 @@ class Surroundings:
                 place.put(self._then[path])
 
     def _others(self) -> Iterator[Found]:
-        return (one for one in self._found() if one[0] in self._then and _differs(self._then[one[0]], one[1]))
+        return (
+            (path, value, place)
+            for path, value, place in self._found()
+            if path in self._then and _differs(self._then[path], value) and not _is_inherited(place)
+        )
+
+
+def _is_inherited(place: Place | None) -> bool:
+    """The class has another number now, and says so by a path of its own."""
+    return place is not None and place.kind == INHERITED
 
 
 class _Named(str):

@@ -21,7 +21,8 @@ import msgspec
 
 from .digests import SHA256, XXH3, Digests
 from .hashed_file import HashedFile, fill
-from .untrusted import open_regular, read_file
+from .tensor_places import ends_at
+from .untrusted import DOCUMENT, open_regular, read_file
 
 _GRAIN = 1 << 21  # bytes let go at a time: a large page of x86-64 and arm64
 
@@ -68,7 +69,7 @@ class Content:
 
 
 def read(path: Path, size: int, kinds: tuple[str, ...]) -> Content | None:
-    """Reads and hashes a file; None: it is not of this size, and was not read.
+    """Reads and hashes a file; None: it is not of this size, or large and not of tensors, and was not read.
 
     Args:
         kinds: of digests.
@@ -78,11 +79,19 @@ def read(path: Path, size: int, kinds: tuple[str, ...]) -> Content | None:
         MemoryError: it does not fit.
     """
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size != size:
+        if os.fstat(file.fileno()).st_size != size or size > DOCUMENT and not _says_its_size(path, size):
             return None
         memory, digests = _memory(size), Digests(kinds)
         whole = fill(memoryview(memory), file, 0, digests) == size
     return Content(memory, digests.found()) if whole else None
+
+
+def _says_its_size(path: Path, size: int) -> bool:
+    """Whether a large file holds tensors that end where it does: any other one is read piece by piece, if at all."""
+    try:
+        return ends_at(path) == size
+    except (ValueError, OverflowError, KeyError):
+        return False
 
 
 def _memory(size: int) -> mmap.mmap | bytearray:

@@ -6,10 +6,12 @@ and it is imported only when the user passes that very name.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import math
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,8 +63,18 @@ def rebuild(manifest: Manifest, folder: Path, factory: str | None = None) -> Exp
     raise ExperimentError(
         "this run was recorded from a loop of your own that named no factory; pass the experiment, built as for "
         f"recording: run.replay(step, experiment={experiment_call(manifest)}); or name a function that builds it, or "
-        "the script that recorded it: --factory module:function or --factory script.py"
+        f"the script that recorded it: --factory module:function or --factory {script_of(manifest)}"
     )
+
+
+def script_of(manifest: Manifest) -> str:
+    """The script that recorded a run, as one would name it from here: it is run only if it is named."""
+    recorded = manifest.rebuild.get("script")
+    if not isinstance(recorded, str) or not recorded.endswith(".py"):
+        return "script.py"
+    with contextlib.suppress(OSError, ValueError):
+        recorded = str(Path(recorded).relative_to(Path.cwd()))
+    return shlex.quote(recorded)
 
 
 def experiment_call(manifest: Manifest) -> str:
@@ -176,6 +188,7 @@ def _from_factory(description: dict[str, Any], consent: str | None) -> Experimen
     if consent != name:
         raise ExperimentError(f"this run names the factory {name!r}, not {consent!r}")
     from .experiment import Experiment  # imports MLX
+    from .script import Handed, handing_over
 
     module, _, function = str(name).partition(":")
     arguments = description.get("arguments", {})
@@ -184,14 +197,23 @@ def _from_factory(description: dict[str, Any], consent: str | None) -> Experimen
     if added:
         sys.path.insert(0, here)
     try:
-        build = getattr(importlib.import_module(module), function)
+        with handing_over():  # a recorder there would begin a run, or go on with one
+            build = getattr(importlib.import_module(module), function)
+    except Handed:
+        raise ExperimentError(
+            f"the factory {name!r} can't be imported here: the module makes a Recorder as it is imported; put what "
+            "trains under `if __name__ == '__main__':`, or name the script itself"
+        ) from None
     except Exception as error:  # a module of the user's, which may fail in any way
         raise ExperimentError(f"the factory {name!r} can't be imported here: {error}") from error
     finally:
         if added:
             sys.path.remove(here)
     try:
-        experiment = build(**arguments)
+        with handing_over():
+            experiment = build(**arguments)
+    except Handed as handed:
+        experiment = handed.experiment
     except WorkbenchError:
         raise
     except Exception as error:  # the user's code again

@@ -10,6 +10,7 @@ a recorder are in `recording`. Knows the core and the folder's layout; nothing o
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -38,7 +39,7 @@ from .experiment import (
     set_random_key,
 )
 from .hyperparameters import describe_optimizer
-from .interrupts import Interrupted
+from .interrupts import Deferral, Interrupted
 from .manifest import DataFile, Manifest
 from .objections import other_dtypes
 from .observe import Observation, measure_alongside, observe
@@ -46,22 +47,27 @@ from .ranks.crew import SHARED, crew_here
 from .ranks.rank_writer import writer
 from .ranks.world import anywhere, everywhere
 from .rate_scale import scale_constants, scale_schedules
+from .rebinding import Handed
 from .recording import failed_writes, terms
-from .recording.by_hand import ByHand
+from .recording.by_hand import ByHand, Change
 from .recording.continuation import Continuation, continuation, origin, take_up
+from .recording.cut_off import Line, Opening
 from .recording.draws import Draws
+from .recording.dropped import Dropped
 from .recording.judgement import Judge
+from .recording.modes import Modes
 from .recording.python_values import PythonValues
 from .recording.relaid import Relaid
 from .recording.remembered import Remembered
 from .recording.repeated import Repeated
+from .recording.returned_loss import ReturnedLoss
 from .recording.rollback import rollback
 from .recovery import Recovery, Row
 from .run import Run, refuse_existing
 from .selfcheck import SelfCheck
 from .snapshot import State
 from .spikes import Reading, SpikeSettings
-from .step import Loss, Stepper
+from .step import Stepper
 from .stored_batches import BUDGET
 from .telemetry import Edits
 
@@ -79,7 +85,8 @@ class Recorder:
 
     Args:
         path: the run's folder. It must not hold a run yet, unless `resume` is given.
-        model, optimizer, loss_fn, sampler, step_fn, extra: see `Experiment`.
+        model, optimizer, loss_fn, sampler, step_fn, extra: see `Experiment`. With a `step_fn`, `loss_fn` is for the
+            probe of a replay, and may be left out.
         clip, accumulate, deterministic: see `StepOptions`.
         compile: run the step through `mx.compile`, which reads Python values once. None: unless it is a `step_fn`.
         self_check: perform the first step twice, and draw the second batch twice, to see that a replay of them has the
@@ -133,7 +140,7 @@ class Recorder:
         path: str | Path,
         model: Any,
         optimizer: Any,
-        loss_fn: LossFunction,
+        loss_fn: LossFunction | None = None,
         sampler: Sampler | Iterable[Any] | None = None,
         *,
         step_fn: Callable[..., Any] | None = None,
@@ -167,7 +174,9 @@ class Recorder:
         options = StepOptions(clip=clip, accumulate=accumulate, compile=compile, deterministic=deterministic)
         # A sampler without a cursor becomes one with it.
         self.experiment = Experiment(model, optimizer, loss_fn, sampler, options, step_fn, extra or {})  # type: ignore[arg-type]
+        self._dropped = Dropped(self.experiment)  # before anything else refers to what is handed over
         script.offer(self.experiment)
+        self._handed = Handed(self.experiment) if self_check else None  # before its arrays are laid out
         self._self_check = self_check
         self._draws = Draws(self.experiment, self.path, batch_budget, check=self_check)
         recovery = Recovery.of(auto_rollback)
@@ -199,6 +208,11 @@ class Recorder:
         self._validated: list[float] = []  # before the first step, which opens the telemetry
         self._whole = True  # the state in memory is that of step_number, not of a step cut off half-way
         self._ended = False
+        self._line: Line | None = None  # that is being written
+        self._opening: Opening | None = None  # the segment that is being opened
+        self._drawing = False  # a step has begun to take its batch
+        self._empty: int | None = None  # the segment that was opened and has no step yet
+        self._unsettled: int | None = None  # the segment of the last step, whose state is not held or saved yet
         self.step_number = 0
         self.reading: Reading | None = None
         self._left, self._by_hand = Remembered(), ByHand(save_every)
@@ -226,7 +240,10 @@ class Recorder:
             except BaseException:
                 self._out.unlock()  # a second attempt may follow while this one's traceback is still shown
                 raise
-        self._values = PythonValues(self.experiment, names)
+        self._values, self._modes = PythonValues(self.experiment, names), Modes(self.experiment)
+        self._starts_at, self._due_before = self.step_number, False
+        self._remarks = list[str]()
+        self._since: int | None = None
         self._asked = False
         self._relaid = Relaid()
 
@@ -241,32 +258,39 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended = True
-        if self._out.logbook is None:
-            self._out.close()
-            if kind is None and self._repeated is not None and (unfinished := self._repeated.unfinished()):
-                warnings.warn(unfinished, stacklevel=2)
-            if kind is None and self._validated:
-                warnings.warn(
-                    f"validation losses {self._validated} are not in {self.path}: no step was performed after them",
-                    stacklevel=2,
-                )
-            return
-        try:
-            self._out.saves.checkpointer.wait()
-            self._tell()
-            if self._whole and self._out.saves.last != (self.step_number, self.segment):
-                try:
-                    self.checkpoint()
-                except ExperimentError as error:
-                    warnings.warn(str(error), stacklevel=2)
-            if kind is None:
-                self._out.append(type="done", step=self.step_number)
-                self._tell_of_values()
-        finally:
-            if (said := self._out.close()) is not None:
-                warnings.warn(said, stacklevel=2)
-            if self._crew is not None and kind is not None and issubclass(kind, Interrupted):
-                self._crew.end()
+        again = kind is not None and issubclass(kind, KeyboardInterrupt)  # one more is not to wait
+        with contextlib.nullcontext() if again else Deferral():
+            if self._out.logbook is None:
+                self._out.close()
+                if kind is None and self._repeated is not None and (unfinished := self._repeated.unfinished()):
+                    warnings.warn(unfinished, stacklevel=2)
+                if kind is None and self._validated:
+                    warnings.warn(
+                        f"validation losses {self._validated} are not in {self.path}: no step was performed after them",
+                        stacklevel=2,
+                    )
+                return
+            try:
+                self._take_up_line()
+                if self._opening is not None and self.segment != self._opening.before:
+                    self._open_segment()  # else it would start from a state that is nowhere
+                self._out.saves.checkpointer.wait()
+                self._tell()
+                if self._whole and self._out.saves.last != (self.step_number, self.segment):
+                    try:
+                        self.checkpoint()
+                    except ExperimentError as error:
+                        warnings.warn(str(error), stacklevel=2)
+                if kind is None:
+                    noticed = self._notice(self.step_number, due=True)
+                    self._out.append(type="done", step=self.step_number, **self._remarked())
+                    for sentence in noticed:
+                        warnings.warn(sentence, stacklevel=2)
+            finally:
+                if (said := self._out.close()) is not None:
+                    warnings.warn(said, stacklevel=2)
+                if self._crew is not None and kind is not None and issubclass(kind, Interrupted):
+                    self._crew.end()
 
     @property
     def step_number(self) -> int:
@@ -299,90 +323,201 @@ class Recorder:
             finally:
                 self._draws.drawn = None
 
-    def step(self, batch: Any) -> float:
-        """Performs one step on `batch`, logs it, and saves a checkpoint when one is due. Returns the loss."""
-        arrays = as_batch(batch)
-        if self._ended:
-            raise RunError(f"the recording of {self.path} has ended; go on with a new Recorder and resume=True")
-        if self._repeated is not None and (logged := self._repeated.take(arrays, asked=self._asked)) is not None:
-            return logged
-        self.rolled_back = None
-        start = self._start() if self._out.logbook is None else None
-        if start is not None and self._crew is not None:
-            start = self._crew.begin(start, start.lanes(self._out.method), self._facts())
-        first = start is not None and self._resume is False
-        try:
-            self._stepper.refuse_other_containers()  # before what was changed in them is looked for
-        except ExperimentError:
-            self._whole = False  # the state of no step
-            raise
-        by_hand = self._changed_by_hand() if start is None else None
-        edits = Edits() if first else self._left.edits(self.experiment, self._draws.key())
-        if by_hand is not None:
-            edits = msgspec.structs.replace(edits, by_hand=by_hand)
-        if (other := self._draws.instead(self.step_number + 1)) is not None:
-            arrays, edits = other, msgspec.structs.replace(edits, skip=1)
-        cursor = self._draws.use(arrays, self.step_number + 1, first=self._out.logbook is None)
-        self._draws.drawn = None
-        before = None if edits == Edits() else edits
-        if start is not None:
-            for changed in self._values.at_first_step(self.step_number):
-                warnings.warn(changed, stacklevel=2)
-        checked = self._check if self._check is not None and self._check.outside and self._crew is None else None
-        before_step = None if checked is None else snapshot.capture(self.experiment, self.step_number, cursor)
-        check = self._check = self._self_checking(start, before)
-        self._whole = False
-        self._by_hand.forget()
-        result = self._stepper(arrays)
-        if (said := self._relaid.notice(self._stepper.relaid)) is not None:
-            log.warning(said)
-        if check is not None:
-            check.first(arrays, result, cursor, self._out.method)
-        elif start is not None and (said := other_dtypes(start, self.experiment)):
-            warnings.warn(f"step {start.step + 1} can't be replayed, nor any after it: {said}", stacklevel=2)
-        if checked is not None and before_step is not None:
-            checked.second(before_step, arrays, result, cursor, self._out.method)
-        if start is not None:
-            if self._crew is not None:
-                after = snapshot.capture(self.experiment, self.step_number + 1, cursor)
-                self._crew.compare(after.lanes(self._out.method))
-            self._begin(start)
-            if self._self_check or self.experiment.options.compile:
-                self._values.leave_out_changed()  # by the step itself: told already, or only when it is traced
-        self.step_number += 1
-        self._draws.cursor, self._left.rng = cursor, random_key()
-        self._left.keep_rates(self.experiment)
-        seen = observe(self._stepper, arrays, result, cursor, self._out.method)
-        self._by_hand.keep(self.experiment, seen.arrays)
-        if said := self._draws.store(seen.batch_hash, arrays, self.step_number):  # before the line that names it
-            warnings.warn(said, stacklevel=2)
-        more = {} if before is None else {"before": before}
-        if self._crew is not None:
-            seen = self._crew.share(seen, cursor, self._left.rng, more)
-        self._log(seen, more)
-        if self._crew is not None:
-            self._crew.refuse_diverged(self.step_number)
-        self._save_before(seen)
-        self._lanes, self._whole = seen.state, True
-        if self.unstable is not None and self._terms.recovery.mode == "on" and self._roll_back():
-            return Loss(result.loss)
-        due = bool(self._terms.save_every) and self.step_number % self._terms.save_every == 0
+    def step(self, batch: Any, *others: Any) -> float:
+        """Performs one step on `batch`, logs it, and saves a checkpoint when one is due. Returns the loss.
+
+        Raises:
+            ExperimentError: the step can't be replayed, or the batch is none.
+            RunError: the recording has ended.
+        """
+        if others:
+            names = ", ".join(f"part{number}" for number in range(1, len(others) + 2))
+            raise ExperimentError(
+                f"step got {len(others) + 1} arguments; expected one batch, as a tuple of its parts: step(({names}))"
+            )
+        with self._told_of_folder():
+            arrays = as_batch(batch)
+            if self._ended:
+                raise RunError(f"the recording of {self.path} has ended; go on with a new Recorder and resume=True")
+            if self._repeated is not None and (logged := self._repeated.take(arrays, asked=self._asked)) is not None:
+                return logged
+            self.rolled_back = None
+            self._take_up_line()
+            start = self._start() if self._out.logbook is None else None
+            if start is not None and self._crew is not None:
+                start = self._crew.begin(start, start.lanes(self._out.method), self._facts())
+            first = start is not None and self._resume is False
+            try:
+                self._stepper.refuse_other_containers()  # before what was changed in them is looked for
+            except ExperimentError:
+                self._whole = False  # the state of no step
+                raise
+            by_hand = self._changed_by_hand() if start is None else None
+            if self._unsettled is not None and self._crew is None:  # the last step was cut off after its line
+                self._settle_late(changed=by_hand is not None)
+            self._look_at_extra()
+            edits = Edits() if first else self._left.edits(self.experiment, self._draws.key())
+            if by_hand is not None:
+                edits = msgspec.structs.replace(edits, by_hand=by_hand.name, unkept=not by_hand.kept)
+            self._drawing = True
+            if (other := self._draws.instead(self.step_number + 1)) is not None:
+                arrays, edits = other, msgspec.structs.replace(edits, skip=1)
+            cursor = self._draws.use(arrays, self.step_number + 1, first=self._out.logbook is None)
+            self._draws.drawn = None
+            before = None if edits == Edits() else edits
+            if start is not None:
+                trained = self._modes.begin(self.step_number)
+                said_first = [] if trained is None else [trained]
+                for changed in said_first + self._values.at_first_step(self.step_number):
+                    self._remark(changed, self.step_number)
+                    warnings.warn(changed, stacklevel=2)
+            checked = self._check if self._check is not None and self._check.outside and self._crew is None else None
+            before_step = None if checked is None else snapshot.capture(self.experiment, self.step_number, cursor)
+            check = self._check = self._self_checking(start, before)
+            self._whole, self._drawing = False, False
+            self._by_hand.forget()
+            result = self._stepper(arrays)
+            if (said := self._relaid.notice(self._stepper.relaid)) is not None:
+                log.warning(said)
+            if check is not None:
+                check.first(arrays, result, cursor, self._out.method)
+            elif start is not None and (said := other_dtypes(start, self.experiment)):
+                warnings.warn(f"step {start.step + 1} can't be replayed, nor any after it: {said}", stacklevel=2)
+            if checked is not None and before_step is not None:
+                checked.second(before_step, arrays, result, cursor, self._out.method)
+            with Deferral():  # a Ctrl-C waits until line, state and checkpoint are those of one step
+                if start is not None:
+                    if self._crew is not None:
+                        after = snapshot.capture(self.experiment, self.step_number + 1, cursor)
+                        self._crew.compare(after.lanes(self._out.method))
+                    self._begin(start)
+                    if self._self_check or self.experiment.options.compile:
+                        self._values.leave_out_changed()  # by the step itself: told already, or only when it is traced
+                number, key = self.step_number + 1, random_key()
+                self._left.keep_rates(self.experiment)
+                seen = observe(self._stepper, arrays, result, cursor, self._out.method)
+                self._by_hand.keep(self.experiment, seen.arrays)
+                if said := self._draws.store(seen.batch_hash, arrays, number):  # before the line that names it
+                    warnings.warn(said, stacklevel=2)
+                more = {} if before is None else {"before": before}
+                if self._crew is not None:
+                    seen = self._crew.share(seen, cursor, key, more)
+                due = self._due(number)
+                noticed = self._notice(number, due=due)
+                self._line = Line(number, cursor, key, seen.state)
+                self._log(number, seen, more)
+                self._follow(self._line)
+                for sentence in noticed:
+                    warnings.warn(sentence, stacklevel=2)
+                if self._crew is not None:
+                    try:
+                        self._crew.refuse_diverged(number)
+                    except WorkbenchError:
+                        self._whole = False  # the state of no run, not to be saved
+                        raise
+                self._save_before(seen)
+                if self.unstable is not None and self._terms.recovery.mode == "on" and self._roll_back():
+                    return ReturnedLoss(result.loss)
+                self._settle(due, seen)
+                self._tell()
+                return ReturnedLoss(result.loss)
+
+    def _follow(self, line: Line) -> None:
+        """The state is now that of this line, which is in the telemetry."""
+        # No call between these, where an exception out of a signal's handler could part them.
+        self._step_number, self._draws.cursor, self._left.rng = line.step, line.cursor, line.rng
+        self._lanes, self._whole, self._unsettled = line.lanes, True, self._out.segment
+        self._remarks, self._since, self._line, self._empty = [], None, None, None
+
+    def _take_up_line(self) -> None:
+        """After a step that was cut off while its line was written: it counts if the line is there, else it is none.
+        After one that was cut off before it began: its batch was not used."""
+        if self._drawing:
+            self._draws.take_back()
+            self._drawing = False
+        if self._line is None:
+            return
+        if self._out.logged == (self.segment, self._line.step):
+            self._follow(self._line)
+            return
+        if self._crew is None:
+            with contextlib.suppress(OSError, WorkbenchError):  # it has judged a step that is none
+                self._judge.warm_up(Run(self.path), self.segment, self._step_number)
+        self._line = None
+
+    def _due(self, step: int) -> bool:
+        return bool(self._terms.save_every) and step % self._terms.save_every == 0
+
+    def _settle(self, due: bool, seen: Observation | None = None) -> None:
+        """Holds the state of the last step, and has it saved if that is due; `seen` found its arrays."""
+        self._due_before = due
         if due or self._out.saves.wants(self.step_number):  # one capture for both
-            held = Held(self._captured(seen), self.segment, self._lanes)
+            state = self._captured(seen) if seen is not None else self._left.as_left(self._captured())
+            held = Held(state, self.segment, self._lanes)
             self._out.saves.hold(held)
             said = self._draws.sync(self.step_number) if due else None
             if due and self._crew is not None:
                 said = self._crew.stored(said, self.step_number)
             if said:
-                warnings.warn(said, stacklevel=2)
+                warnings.warn(said, stacklevel=3)
             elif due:
                 self._out.saves.save(held, self.manifest)
-        self._tell()
-        if due:
-            self._tell_of_values()
-        return Loss(result.loss)
+        self._unsettled = None
 
-    def _changed_by_hand(self) -> str | None:
+    def _settle_late(self, *, changed: bool) -> None:
+        """Before the next step, after one that was cut off between its line and the end.
+
+        Args:
+            changed: the loop has changed the state meanwhile.
+        """
+        due = self._due(self.step_number)
+        if not changed and self._unsettled == self.segment:
+            self._settle(due)
+        elif due:
+            warnings.warn(failed_writes.of_cut_off_step(self.step_number, self.path), stacklevel=3)
+        self._unsettled = None
+
+    @contextlib.contextmanager
+    def _told_of_folder(self) -> Iterator[None]:
+        """A refusal at the second step says that the first is in the folder."""
+        try:
+            yield
+        except ExperimentError as error:
+            if self._out.logbook is None or self._resume is not False or self.step_number > self._starts_at + 1:
+                raise
+            raise ExperimentError(f"{error}. {failed_writes.of_one_step(self.path)}") from error
+
+    def _look_at_extra(self) -> None:
+        """Between two steps: whether what was handed over is still what the loop and the step use.
+
+        Raises:
+            ExperimentError: at the start, if it can be proven that it is not.
+        """
+        handed, check = self._handed, self._check
+        if handed is not None and check is None:  # the first step is next
+            handed.refuse_replaced("before the first step the loop put")
+            handed.laid_out()
+        if check is not None:
+            try:
+                check.refuse_replaced()
+            except ExperimentError:
+                self._whole = False
+                raise
+        due, self._due_before = self._due_before, False
+
+        def own(part: Any) -> int:
+            return self._by_hand.holds(part) + (0 if check is None else check.holds(part))
+
+        for sentence in self._dropped.look(due=due, own=own):
+            self._remark(sentence, self._starts_at)
+            warnings.warn(sentence, stacklevel=3)
+
+    def _remark(self, sentence: str, since: int) -> None:
+        """Has the next line say what the user is warned of now."""
+        self._remarks.append(sentence.rstrip("."))
+        self._since = since if self._since is None else min(since, self._since)
+
+    def _changed_by_hand(self) -> Change | None:
         """Looks whether the loop has changed the state since the last step, and goes on from there in a segment.
 
         Returns:
@@ -391,16 +526,22 @@ class Recorder:
         Raises:
             ExperimentError: it was, right after the first step of a process that checks itself.
         """
-        step, name = self.step_number, self._by_hand.changed(self.experiment)
-        if not self._whole and name is None:  # a step was cut off, and the loop goes on all the same
-            name = self._left_by_half_a_step()
-        if not everywhere(name is not None) or name is None:  # what one rank changed alone is named after the step
+        step, change = self.step_number, self._by_hand.changed(self.experiment)
+        cut_off = change is None and (not self._whole or self._opening is not None or self._draws.passed_over)
+        if cut_off and (half := self._left_by_half_a_step()) is not None:
+            change = Change(half)  # a step was cut off, and the loop goes on all the same
+        if not everywhere(change is not None) or change is None:  # what one rank changed alone is named after the step
             return None
-        if self._check is not None:
+        name = change.name
+        if self._check is not None and not cut_off:
             self._whole = False  # the state of no step
-            raise ExperimentError(self._by_hand.refusal(name, step))
+            raise ExperimentError(self._by_hand.refusal(change, step))
+        if not change.kept:
+            self._tell_of_lost(name)
+            return change
         try:
-            saved = self._by_hand.save_due(step) and self._open_segment()
+            due = self._opening is not None or self._by_hand.save_due(step, cut_off=not self._whole)
+            saved = due and self._open_segment()
         except OSError:  # the manifest can't be written: that is no reason to end a training
             if self._crew is not None:
                 raise
@@ -408,20 +549,31 @@ class Recorder:
         said = self._by_hand.saved(name, step, self.segment) if saved else self._by_hand.not_saved(name, step)
         if said is not None and (self._crew is None or self._crew.leads):
             warnings.warn(said, stacklevel=3)
-        return None if saved else name
+        return None if saved else change
+
+    def _tell_of_lost(self, name: str) -> None:
+        """Of a change that no checkpoint can hold."""
+        if (said := self._by_hand.lost(name, self.step_number)) is None:
+            return
+        self._remark(said, self.step_number)
+        if self._crew is None or self._crew.leads:
+            warnings.warn(said, stacklevel=4)
 
     def _left_by_half_a_step(self) -> str | None:
         """What is not as the last whole step left it, in words."""
         self._draws.take_back()
         lanes = self._left.as_left(self._captured()).lanes(self._out.method)
         unlike = [f"the lane {lane}" for lane in SHARED if lanes[lane] != self._lanes.get(lane)]
+        if not unlike and self._opening is not None:
+            return "the state"  # and back, but a segment was begun from it
         return next(iter(unlike), "the data cursor" if self._draws.passed_over else None)
 
     def _self_checking(self, start: State | None, before: Edits | None) -> SelfCheck | None:
         """What checks the first step, if that is next."""
         if start is None or not self._self_check:
             return None
-        return SelfCheck(self._stepper, start, before, anywhere, self._terms.ignore)
+        handed, self._handed = self._handed, None
+        return SelfCheck(self._stepper, start, before, anywhere, self._terms.ignore, handed)
 
     def log_validation(self, loss: float) -> None:
         """Logs a validation loss of the state as it is: beside the last step, or of state 0 (after a resume, of the
@@ -432,6 +584,7 @@ class Recorder:
         """
         if self._passing:
             return  # it was logged
+        self._take_up_line()
         if self._out.logbook is None and not self._ended:
             self._validated.append(loss)
         else:
@@ -453,6 +606,7 @@ class Recorder:
             warnings.warn(failed_writes.of_rollback(step, error), stacklevel=3)
             return False
         count, state = self._row.add(step, recovery.back), back.held.state
+        self._whole, self._unsettled = False, None
         self._out.saves.go_back_to(back.held, self.manifest)
         self._out.enter(back.manifest)
         snapshot.restore(self.experiment, state)
@@ -463,7 +617,7 @@ class Recorder:
         scale_constants(self.experiment.optimizer, back.rate_change)
         self._scale(back.rate_factor)
         self._by_hand.keep(self.experiment)
-        self._lanes = back.held.lanes
+        self._lanes, self._whole = back.held.lanes, True
         self._out.saves.went_back(back.held, self.segment)
         if recovery.skip_batch:
             self._draws.left_out.add(step)
@@ -495,6 +649,7 @@ class Recorder:
             return True  # of a state that was left behind
         if self._out.logbook is None:
             raise RunError(f"no checkpoint can be saved to {self.path} before its first step or after its end")
+        self._take_up_line()
         state = self._left.as_left(self._captured())
         lanes = state.lanes(self._out.method)
         if unlike := [lane for lane, value in self._lanes.items() if lanes[lane] != value]:
@@ -522,10 +677,19 @@ class Recorder:
             return  # it was opened
         if self._out.logbook is None:
             raise RunError(f"no segment can be opened in {self.path} before its first step or after its end")
+        self._take_up_line()
+        if not self._whole:
+            self._draws.take_back()
+        if (change := self._by_hand.changed(self.experiment)) is not None and not change.kept:
+            self._tell_of_lost(change.name)
         self._open_segment()
 
     def _open_segment(self) -> bool:
         """Returns whether the state from which it starts is on the disk."""
+        with Deferral():
+            return self._go_on_in_segment()
+
+    def _go_on_in_segment(self) -> bool:
         # The batch of the next step may have been drawn already: a replay draws it after it has restored this state.
         drawn = self._draws.drawn
         cursor = read_cursor(self.experiment.sampler) if drawn is None else drawn.cursor
@@ -533,14 +697,21 @@ class Recorder:
         lanes = state.lanes(self._out.method)
         if self._crew is not None:
             state = self._crew.moved(state, lanes)
-        self._out.add_segment(self.step_number)
+        opening = self._opening = self._opening or Opening(self.segment)
+        again = self._empty == self.segment and not self._whole  # its first step was cut off
+        if self.segment == opening.before and not again:  # else an attempt was cut off, and no step is in it yet
+            try:
+                self._out.add_segment(self.step_number)
+            except OSError:
+                self._opening = None
+                raise
         self._out.append_meta(state.step, lanes)
-        self._draws.cursor, self._left.rng = cursor, state.rng
-        self._left.keep_rates(self.experiment)
-        self._lanes, self._whole = lanes, True
-        saved = self._save_now(state)
-        self._out.saves.box.hold(Held(state, self.segment, self._lanes))
+        saved = self._save_now(state, lanes)
+        self._out.saves.box.hold(Held(state, self.segment, lanes))
         self._by_hand.keep(self.experiment)
+        self._left.keep_rates(self.experiment)
+        self._draws.cursor, self._left.rng = cursor, state.rng
+        self._lanes, self._whole, self._opening, self._empty = lanes, True, None, self._out.segment
         return saved
 
     # ---- beginning
@@ -570,6 +741,7 @@ class Recorder:
     def _begin(self, start: State) -> None:
         """After the first step, which found the layers' order: manifest, checkpoint 0, the telemetry's first line."""
         lanes, again = start.lanes(self._out.method), self._passing
+        self._lanes = lanes
         self._out.remarks = [WITHOUT_CHECK] if self._check is None else self._check.remarks
         self._out.reads = [] if self._check is None else self._check.files
         if self._resume is False:
@@ -634,17 +806,25 @@ class Recorder:
 
     # ---- writing
 
-    def _log(self, seen: Observation, edits: dict[str, Any]) -> None:
+    def _log(self, step: int, seen: Observation, edits: dict[str, Any]) -> None:
         assert self._out.logbook is not None
         effort = self._out.logbook.effort()
-        judged = self._judge.judge(self.step_number, float(seen.loss), float(seen.grad_norm))
+        judged = self._judge.judge(step, float(seen.loss), float(seen.grad_norm))
         if judged.unstable is not None and self.unstable is None:  # once for a stretch of them
             self._told += 1
             if self._told <= TOLD:
                 last = "; further ones are noted in the telemetry only" if self._told == TOLD else ""
-                log.warning("step %d is unstable: %s%s", self.step_number, judged.unstable, last)
+                log.warning("step %d is unstable: %s%s", step, judged.unstable, last)
         self.reading, self.unstable = judged
-        self._out.append(type="step", step=self.step_number, **effort, **judged.fields(), **edits, **seen.fields())
+        self._out.append(
+            type="step",
+            step=step,
+            **effort,
+            **judged.fields(),
+            **edits,
+            **seen.fields(),
+            **self._remarked(),
+        )
 
     def _save_before(self, seen: Observation) -> None:
         """Saves the state before the step just logged, if that is a spike. Training goes on if it can't be saved."""
@@ -673,9 +853,23 @@ class Recorder:
         self._tell()
         return self._out.saves.last == (state.step, self.segment)
 
-    def _tell_of_values(self) -> None:
-        for said in self._values.changed(self.step_number):
-            warnings.warn(said, stacklevel=3)
+    def _notice(self, step: int, *, due: bool) -> list[str]:
+        """After a step: sentences on what its code reads and no checkpoint holds, if that is another one now. The next
+        line has them, too.
+
+        Args:
+            due: look at all of it, not only at what is cheap to look at.
+        """
+        said = [*self._modes.changed(step)]
+        if due:
+            said += self._values.changed(step)
+        for sentence, since in said:
+            self._remark(sentence, since)
+        return [sentence for sentence, _ in said]
+
+    def _remarked(self) -> dict[str, Any]:
+        """Fields of a line: what there is to be said since the last step's."""
+        return {"remarks": self._remarks, "since": self._since} if self._remarks else {}
 
     def _tell(self) -> None:
         """Warns of what could not be written meanwhile."""

@@ -215,7 +215,9 @@ def _examine(
 
         measured = certified_probe(stepper, before, batch, result, meanwhile)
         rows = measured.rows + parameters
-        broken = first_nonfinite(stepper, before, after, batch, result, rows)
+        if result.token_loss is None and measured.certified:  # of a step of the user's own
+            result = replace(result, token_loss=measured.token_loss)
+        broken = first_nonfinite(stepper, before, after, batch, result, rows, forward=not measured.unmade)
     progress("compared", int(with_repeat) + int(with_probe))
     restore(experiment, after)
     return Outcome(

@@ -16,7 +16,7 @@ import msgspec
 from .compare import Item, compare_evidence, overall
 from .errors import ReplayError
 from .replay import Outcome, Progress, replay_steps
-from .replaying.preparation import Prepared, prepared, undisturbed
+from .replaying.preparation import Prepared, other_files, prepared, undisturbed
 from .replaying.suspicion import suspicion
 from .run import Run
 from .telemetry import LANES
@@ -160,8 +160,10 @@ def _resumption(
             departed = difference_at(outcome.items, outcome.step, "step")
             if departed is not None:
                 break
-    if departed is not None and not ready.unlike and (noted := suspicion(run, plan.segment, departed.step)) is not None:
-        ready.notices.insert(0, noted)
+    if departed is not None and not ready.unlike:
+        others = bool(other_files(run, plan.segment, departed.step))
+        if (noted := suspicion(run, plan.segment, departed.step, others=others)) is not None:
+            ready.notices.insert(0, noted)
     return Resumption(
         run=run.name,
         checkpoint=checkpoint,

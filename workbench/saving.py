@@ -46,7 +46,12 @@ class Saver:
             self._unfinished.append(save)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="workbench-saver")
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except BaseException:  # no thread can be had, or a Ctrl-C came: nothing was handed over
+                    self._unfinished.pop()
+                    self._thread = None
+                    raise
         if self.limit == 0:
             self.wait()
 
@@ -70,6 +75,8 @@ class Saver:
     def _run(self) -> None:
         while True:
             with self._changed:
+                if self._thread is not threading.current_thread():
+                    return  # it was taken back while it started
                 if not self._unfinished:
                     self._thread = None
                     return

@@ -1,6 +1,7 @@
 """An experiment from the script that recorded it: run again up to its Recorder, which hands over what it was given.
 
-So a loop needs no factory. The recorder raises instead of recording while a script is run here. Knows no run.
+So a loop needs no factory. The recorder raises instead of recording while code of the user's is run here, however
+deep: a script may ask for a fork of a run that another script rebuilds. Knows no run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .errors import ExperimentError, WorkbenchError
 if TYPE_CHECKING:
     from .experiment import Experiment
 
-_wanted = False
+_wanted = 0  # how many rebuilds are under way, one within the other
 
 
 class Handed(BaseException):
@@ -54,7 +55,7 @@ def experiment_of(path: Path, argv: Sequence[str]) -> Experiment:
     module = types.ModuleType("__main__")
     module.__file__ = str(path)
     try:
-        with _running(module, path, argv):
+        with handing_over(), _running(module, path, argv):
             exec(code, module.__dict__)
     except Handed as handed:
         return handed.experiment
@@ -69,17 +70,26 @@ def experiment_of(path: Path, argv: Sequence[str]) -> Experiment:
 
 
 @contextlib.contextmanager
+def handing_over() -> Iterator[None]:
+    """Within: every recorder that is made raises `Handed`, and none records."""
+    global _wanted
+    _wanted += 1
+    try:
+        yield
+    finally:
+        _wanted -= 1
+
+
+@contextlib.contextmanager
 def _running(module: types.ModuleType, path: Path, argv: Sequence[str]) -> Iterator[None]:
     """Within: as if Python had been started with the script. Afterwards as before, in the same working folder."""
-    global _wanted
     folder = os.getcwd()
     before = sys.modules["__main__"], sys.argv, list(sys.path)
-    sys.modules["__main__"], sys.argv, _wanted = module, [str(path), *argv], True
+    sys.modules["__main__"], sys.argv = module, [str(path), *argv]
     sys.path.insert(0, str(path.resolve().parent))
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
         os.chdir(folder)
-        _wanted = False
         sys.modules["__main__"], sys.argv, sys.path[:] = before

@@ -23,7 +23,7 @@ from .errors import CheckpointError, ExperimentError
 from .experiment import Batch, put_arrays, put_kept, random_key
 from .files_read import ReadFile, described, of_file, reads
 from .fingerprint import fingerprint
-from .ignored import ignored, refuse_unknown, remarks, way_to_ignore
+from .ignored import UnknownName, ignored, refuse_unknown, remarks, way_to_ignore
 from .objections import (
     of_moved_on,
     of_numbers,
@@ -35,10 +35,11 @@ from .objections import (
     tell,
 )
 from .observe import edit, observe
-from .outside_state import everything_outside, named, of_sampler, outside
+from .outside_state import everything_outside, known_below_model, named, of_sampler, outside
 from .plain_batches import PlainBatches
 from .ranks.world import world
 from .reachable import Surroundings
+from .rebinding import Handed
 from .redrawing import Generators, draw_again, refuse_other_cursor
 from .snapshot import State, capture, restore
 from .standins import Touched, other_threads, some, without_counting
@@ -63,6 +64,7 @@ class SelfCheck:
         edits: what the loop changed in that state since it was left, which a replay changes too.
         anywhere: whether something holds in any of the processes that perform the step together.
         ignore: names of what the step changes beside its state, and the user says that no step depends on.
+        handed: what the step held of `extra` before its arrays were laid out.
 
     Attributes:
         outside: what the first step changed beside its state: a replay of a later one begins without that.
@@ -77,12 +79,14 @@ class SelfCheck:
         edits: Edits | None,
         anywhere: Callable[[bool], bool] = bool,
         ignore: Collection[str] = (),
+        handed: Handed | None = None,
     ) -> None:
         self._stepper, self._start, self._edits, self._anywhere = stepper, start, edits, anywhere
         self._ignore = ignore
         self._values = Surroundings(lambda: outside(self._stepper.experiment))
         self._before, self._generators = everything_outside(stepper.experiment), Generators()
         self._key = random_key()
+        self._handed = [Handed(stepper.experiment), *([] if handed is None else [handed])]
         caches = [one.value for one in self._before.opaque.values() if one.what == "cache"]
         self._misses = {id(one): one.cache_info().misses for one in caches}
         self.outside: list[str] = []
@@ -101,7 +105,9 @@ class SelfCheck:
         changed = [*values, *named(others, values)]
         seen = _evidence(self._stepper, batch, result, cursor, method)
         try:
-            refuse_unknown(self._ignore, [*changed, *(path for path, *_ in outside(experiment))])
+            self._refuse_unknown(changed)
+            for one in self._handed:
+                one.refuse_replaced()
             refuse_draws(moved, others, compiled=experiment.options.compile)
             refuse_other_extras(self._start, experiment)
             refuse_other_dtypes(self._start, experiment)
@@ -129,6 +135,8 @@ class SelfCheck:
                 self._restore()
             self._before.put_back()
             self._generators.put_back()
+            if isinstance(error, UnknownName):  # nothing is said of the step
+                raise ExperimentError(str(error)) from None
             raise ExperimentError(
                 f"step {self._start.step + 1} can't be replayed: {error}. (self_check=False records it all the same)"
             ) from error
@@ -140,9 +148,33 @@ class SelfCheck:
         more = [*of_unclear(unclear, list(values)), *map(of_file, self.files)]
         self.remarks += more
         drew = random_key() != self._key
-        tell(experiment.model, *outcome, self._start.step + 1, lasting, more, drew=drew)
+        known = known_below_model(experiment)
+        tell(experiment.model, *outcome, self._start.step + 1, lasting, more, drew=drew, known=known)
         if not outcome.doubt and not outcome.unlike and not experiment.options.compile:
             self.outside = [*changed, *moved, *self._filled()]
+
+    def _refuse_unknown(self, changed: list[str]) -> None:
+        """
+        Raises:
+            UnknownName: `ignore` has one.
+        """
+        if self._ignore:
+            found = list(outside(self._stepper.experiment))
+            numbers = [path for path, value, _ in reversed(found) if is_number(value)]  # the user's own functions first
+            refuse_unknown(self._ignore, changed, [path for path, *_ in found], numbers)
+
+    def refuse_replaced(self) -> None:
+        """Before the second step: the loop may have done between the steps what the first did not.
+
+        Raises:
+            ExperimentError: as `Handed.refuse_replaced`.
+        """
+        for one in self._handed:
+            one.refuse_replaced("between two steps the loop put")
+
+    def holds(self, part: Any) -> int:
+        """How many references to a part of `extra` this keeps."""
+        return sum(one.holds(part) for one in self._handed)
 
     def _filled(self) -> list[str]:
         """Caches that have entries since: a replay that starts later fills them later, from another state."""

@@ -6,8 +6,9 @@ The bridge between run folders and the core; the core knows nothing of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from .ranks.attendance import attended
 from .ranks.joined import joined
 from .ranks.world import barrier, world
 from .replay import Progress, replay_steps
-from .replaying.preparation import prepared, stored_state, undisturbed
+from .replaying.legs import ONE_EXPERIMENT, legs_of
+from .replaying.preparation import other_files, prepared, refuse_changed_by_hand, stored_state, undisturbed
 from .replaying.second_process import independently_recorded, other_process, with_other_process
 from .replaying.suspicion import suspicion
 from .replaying.trace_assembly import assembled
@@ -57,7 +59,13 @@ def _replay_run(
 ) -> list[Trace]:
     """`whole`: which steps are replayed for their own sake; others are not repeated, and their traces not written."""
     plan = run.plan(steps, segment, checkpoint=checkpoint)
+    legs = legs_of(run, plan, checkpoint)
+    for leg in legs:
+        refuse_changed_by_hand(run, leg)  # all, before the first is begun
     asked = [step for step in plan.steps if whole(step)]
+    passes = {step: 1 + int(repeat and whole(step)) + int(with_probe) for step in plan.steps}
+    lengths = [leg.rolled + leg.steps[-1] + 1 - leg.steps[0] - len(leg.steps) + _sum(passes, leg) for leg in legs]
+    traces: list[Trace] = []
     with ExitStack() as stack:
         child = None
         if experiment is None and world().size == 1:
@@ -67,55 +75,64 @@ def _replay_run(
             ]
             if doubtful and fresh_process is not False:
                 child.start(doubtful[0])
-        ready = stack.enter_context(
-            prepared(run, plan, experiment=experiment, factory=factory, other_environment=other_environment)
-        )
-        notices, damaged, reported = ready.notices, set[int](), (0, 1)
-        reports = 0
-        if (empty := kernel_cache.empty(ready.backend)) is not None:
-            progress(0, 1, empty)
+        reported, reports = (0, 1), 0
+        for number, leg in enumerate(legs):
+            before = sum(lengths[:number])
 
-        def report(done: int, total: int, what: str) -> None:
-            nonlocal reported, reports
-            reported, reports = (done, total), reports + 1
-            if child is not None and reports == 2:  # the first step is done
-                child.go()
-            progress(done, total, what)
+            def report(done: int, total: int, what: str, before: int = before) -> None:
+                nonlocal reported, reports
+                reported, reports = (before + done, sum(lengths)), reports + 1
+                if child is not None and reports == 2:  # the first step is done
+                    child.go()
+                progress(*reported, what)
 
-        outcomes = replay_steps(
-            ready.experiment,
-            ready.begin(),
-            plan.steps,
-            ready.evidence,
-            layers=run.manifest.layers,
-            method=ready.method,
-            edits=ready.edits,
-            checkpoint=lambda step: _checkpoint_of(run, step, plan.segment, notices, damaged),
-            with_probe=with_probe,
-            repeat=lambda step: repeat and whole(step),
-            progress=report,
-        )
-        traces, began = [], time.perf_counter()
-        for outcome in outcomes:
-            if outcome.step in damaged:
-                outcome.items["checkpoint"].detail = "it is damaged"
-            if whole(outcome.step):
-                outcome = with_other_process(
-                    run, plan, outcome, child, fresh_process, lambda what: progress(*reported, what)
+            with prepared(
+                run, leg, experiment=experiment, factory=factory, other_environment=other_environment, whole=plan
+            ) as ready:
+                notices, damaged = ready.notices, set[int]()
+                if experiment is not None and number and run.manifest.rebuild["kind"] != "trainer":
+                    notices.append(ONE_EXPERIMENT)
+                if not number and (empty := kernel_cache.empty(ready.backend)) is not None:
+                    progress(0, 1, empty)
+                outcomes = replay_steps(
+                    ready.experiment,
+                    ready.begin(),
+                    leg.steps,
+                    ready.evidence,
+                    layers=run.manifest.layers,
+                    method=ready.method,
+                    edits=ready.edits,
+                    checkpoint=partial(_checkpoint_of, run, plan.segment, notices, damaged),
+                    with_probe=with_probe,
+                    repeat=lambda step: repeat and whole(step),
+                    progress=report,
                 )
-            record = assembled(
-                run, plan, outcome, ready.experiment, ready.here, ready.unlike, time.perf_counter() - began
-            )
-            record = joined(run, record)
-            mine = whole(outcome.step) and world().rank == 0
-            path, where = _write(record, trace_dir, run) if mine else (None, [])
-            batch = as_numpy(outcome.batch)
-            broken = broken_before(run, plan.segment, outcome.before)
-            traces.append(Trace(record, path, batch, _noted(run, plan, record) + broken + notices + where))
-            began = time.perf_counter()
-            del outcome, record, batch  # before the next step needs room
+                began = time.perf_counter()
+                for outcome in outcomes:
+                    if outcome.step in damaged:
+                        outcome.items["checkpoint"].detail = "it is damaged"
+                    if whole(outcome.step):
+                        outcome = with_other_process(
+                            run, leg, outcome, child, fresh_process, lambda what: progress(*reported, what)
+                        )
+                    record = assembled(
+                        run, leg, outcome, ready.experiment, ready.here, ready.unlike, time.perf_counter() - began
+                    )
+                    record = joined(run, record)
+                    mine = whole(outcome.step) and world().rank == 0
+                    path, where = _write(record, trace_dir, run) if mine else (None, [])
+                    batch = as_numpy(outcome.batch)
+                    broken = broken_before(run, plan.segment, outcome.before)
+                    traces.append(Trace(record, path, batch, _noted(run, leg, record) + broken + notices + where))
+                    began = time.perf_counter()
+                    del outcome, record, batch  # before the next step needs room
+                del outcomes, ready  # and the next experiment
         barrier()  # of several ranks none ends before the first has written what all of them found
     return traces
+
+
+def _sum(passes: Mapping[int, int], leg: Plan) -> int:
+    return sum(passes[step] for step in leg.steps)
 
 
 def performed(
@@ -134,23 +151,25 @@ def performed(
         begin: called when all is read, before the first step.
     """
     plan = run.plan(steps, segment, checkpoint=checkpoint)
-    with prepared(run, plan, experiment=None, factory=factory, other_environment=other_environment) as ready:
-        begin()
-        for outcome in replay_steps(
-            ready.experiment,
-            ready.begin(),
-            plan.steps,
-            lambda step: {},
-            layers=run.manifest.layers,
-            method=ready.method,
-            edits=ready.edits,
-            with_probe=False,
-            repeat=lambda step: False,
-        ):
-            yield outcome.step, outcome.observation.evidence()
+    for number, leg in enumerate(legs_of(run, plan, checkpoint)):
+        with prepared(run, leg, experiment=None, factory=factory, other_environment=other_environment) as ready:
+            if not number:
+                begin()
+            for outcome in replay_steps(
+                ready.experiment,
+                ready.begin(),
+                leg.steps,
+                lambda step: {},
+                layers=run.manifest.layers,
+                method=ready.method,
+                edits=ready.edits,
+                with_probe=False,
+                repeat=lambda step: False,
+            ):
+                yield outcome.step, outcome.observation.evidence()
 
 
-def _checkpoint_of(run: Run, step: int, segment: int, notices: list[str], damaged: set[int]) -> State | None:
+def _checkpoint_of(run: Run, segment: int, notices: list[str], damaged: set[int], step: int) -> State | None:
     """The run's own checkpoint of the replayed step, for comparison; a damaged one is no reason not to replay."""
     key = (step, run.manifest.lineage(segment, step))
     if key not in run.checkpoints:
@@ -167,7 +186,8 @@ def _noted(run: Run, plan: Plan, record: TraceRecord) -> list[str]:
     """What the recorder suspected, of a replay that is not exact on a machine that is."""
     if record.first_difference is None or record.environment_differences:
         return []
-    noted = suspicion(run, plan.segment, record.first_difference.step)
+    step = record.first_difference.step
+    noted = suspicion(run, plan.segment, step, others=bool(other_files(run, plan.segment, step)))
     return [] if noted is None else [noted]
 
 

@@ -31,6 +31,7 @@ from .frozen import Frozen
 from .host import raw_views
 from .plain_json import copied
 from .ranks.rank_parts import RankPart
+from .rate_scale import rate_paths
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,9 @@ def restore(experiment: Experiment, state: State) -> None:
     _refuse_differences("weights", state.weights, state_arrays(experiment.model), trained)
     optimizer = {path: array for path, array in kept_arrays(experiment).items() if not of_object(path)}
     fixed = {path: array for path, array in state.optimizer.items() if not of_object(path)}
+    rates = {path for path in rate_paths(experiment.optimizer) if path in fixed and path in optimizer}
+    # `optimizer.learning_rate = 0` makes it an integer, in the middle of a run: it is what the checkpoint says.
+    fixed, optimizer = ({path: one[path] for path in one.keys() - rates} for one in (fixed, optimizer))
     _refuse_differences("optimizer state", fixed, optimizer, optimizer.keys())
     experiment.sampler.load_state_dict(copied(state.cursor))  # which may keep the object and change it
     # New handles here too, and laid out as `Experiment.prepare` leaves them.

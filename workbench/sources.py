@@ -1,5 +1,6 @@
 """The source code that performs a run's steps: a digest of each file, so that a change is named before a replay.
 
+Of the script that recorded a run, which is edited all the time, also a digest of each definition that its steps reach.
 Comments, docstrings and layout do not count. Knows experiments and Python modules; nothing of runs.
 """
 
@@ -12,23 +13,26 @@ import io
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from .experiment import Experiment
+from .script_code import parts_of
 
 # Of this package: what has a part in the arithmetic of a step, or in which data it gets.
 OURS = ("step", "deterministic")
 TRAINERS = ("trainer.model", "trainer.schedule", "trainer.data", "trainer.permutation", "trainer.recipe")
+RUNNING = Path("__main__")
+PART = "script:"  # and the name of a definition
 MOST = 200  # files: more are not looked into
 
 _SKIPPED = ("COMMENT", "NL", "ENCODING", "ENDMARKER")
 
 
-def code_of(experiment: Experiment, rebuild: Mapping[str, Any]) -> dict[str, str]:
+def code_of(experiment: Experiment, rebuild: Mapping[str, Any], script: Path | None = RUNNING) -> dict[str, str]:
     """A digest of each source file that the experiment is made of, by the name of its module.
 
     Of the user: the modules of the model's, optimizer's and sampler's classes, of the loss and step functions and of
@@ -37,6 +41,8 @@ def code_of(experiment: Experiment, rebuild: Mapping[str, Any]) -> dict[str, str
 
     Args:
         rebuild: how the manifest says to rebuild it.
+        script: that built the experiment (`RUNNING`: the one that this process runs, if any). Of what its steps reach
+            each definition has a digest, too.
     """
     ours = OURS + (TRAINERS if rebuild.get("kind") == "trainer" else ())
     found = {name: digest_of_file(Path(__file__).parent / f"{name.replace('.', '/')}.py") for name in ours}
@@ -45,6 +51,16 @@ def code_of(experiment: Experiment, rebuild: Mapping[str, Any]) -> dict[str, str
     paths = {_name(module): path for module in todo if (path := _own_file(module)) is not None}
     if factory and (place := _located(factory)) is not None:
         paths.setdefault(factory, place)
+    parts: dict[str, str] = {}
+    if script is RUNNING:
+        script = running_script()
+        name = "" if script is None else script.stem
+    else:
+        name = Path(str(rebuild.get("script", ""))).stem  # wherever it lies now, it is that one
+    if script is not None:
+        parts = _parts(script, experiment)
+        if name and (parts or name in paths):
+            paths[name] = script.resolve()
     seen: dict[str, str] = {}
     queue = list(paths.items())
     while queue and len(seen) < MOST:
@@ -56,18 +72,62 @@ def code_of(experiment: Experiment, rebuild: Mapping[str, Any]) -> dict[str, str
             queue += _imported(path, name)
         except (OSError, ValueError, SyntaxError):  # gone, or no source
             continue
-    return {name: found[name] for name in sorted(found)} | {f"user:{name}": seen[name] for name in sorted(seen)}
+    return {name: found[name] for name in sorted(found)} | {f"user:{name}": seen[name] for name in sorted(seen)} | parts
 
 
 def changed(recorded: Iterable[Mapping[str, str] | None], here: Mapping[str, str]) -> list[str]:
-    """A phrase for each file that has changed; one that either side lacks says nothing."""
+    """A phrase for each file, and each definition of the script, that has changed; one that either side lacks says
+    nothing."""
     phrases = [
-        f"the code of {name.removeprefix('user:')}: recorded {digest}, here {here[name]}"
+        f"the code of {_shown(name)}: recorded {digest}, here {here[name]}"
         for one in recorded
         for name, digest in (one or {}).items()
         if here.get(name, digest) != digest
     ]
     return list(dict.fromkeys(phrases))
+
+
+def beside_the_step(
+    recorded: Sequence[Mapping[str, str] | None], here: Mapping[str, str], rebuild: Mapping[str, Any]
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Tells what has to be as it was from the rest of a script, which may be edited.
+
+    Returns:
+        What was recorded, without the digest of the whole script; and a sentence, if that is another now.
+    """
+    stem = Path(str(rebuild.get("script", ""))).stem
+    whole = f"user:{stem}"
+    rest = [{name: digest for name, digest in (one or {}).items() if name != whole} for one in recorded]
+    if not stem or not any(here.get(whole, digest) != digest for one in recorded if (digest := (one or {}).get(whole))):
+        return (rest if stem else [dict(one or {}) for one in recorded]), []
+    if all(any(name.startswith(PART) for name in one) for one in rest):
+        known = "what its steps are made of is unchanged"
+    else:
+        known = "whether that touches its steps was not noted then"
+    return rest, [f"the script {stem}.py is not as it was when it recorded; {known}"]
+
+
+def _shown(name: str) -> str:
+    return name.removeprefix("user:").removeprefix(PART)
+
+
+def running_script() -> Path | None:
+    """The script of the user's that this process runs."""
+    main = sys.modules.get("__main__")
+    return None if main is None else _own_file(main)
+
+
+def _parts(script: Path, experiment: Experiment) -> dict[str, str]:
+    """A digest of each definition of the script that a step reaches."""
+    functions = [_unwrapped(one) for one in (experiment.loss_fn, getattr(experiment, "step_fn", None))]
+    kinds = [kind for module in experiment.model.modules() for kind in type(module).__mro__]
+    own = [one for one in (*functions, *kinds) if getattr(one, "__module__", "") == "__main__"]
+    names = {str(getattr(one, "__name__", "")) for one in own}
+    try:
+        found = parts_of(script.read_text(encoding="utf-8"), names - {"", "<lambda>"}, digest_of)
+    except (OSError, ValueError, SyntaxError):  # gone, or no source
+        return {}
+    return {f"{PART}{name}": found[name] for name in sorted(found)}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -114,10 +174,14 @@ def _modules(experiment: Experiment) -> Iterator[str]:
     kinds = {base for part in parts for base in type(part).__mro__}
     yield from sorted({kind.__module__ for kind in kinds})
     for given in (experiment.loss_fn, getattr(experiment, "step_fn", None)):
-        function: Any = given
-        while hasattr(function, "func") or hasattr(function, "__wrapped__"):  # partial, decorated
-            function = getattr(function, "func", None) or function.__wrapped__
+        function = _unwrapped(given)
         yield getattr(function, "__module__", None) or type(function).__module__
+
+
+def _unwrapped(function: Any) -> Any:
+    while hasattr(function, "func") or hasattr(function, "__wrapped__"):  # partial, decorated
+        function = getattr(function, "func", None) or function.__wrapped__
+    return function
 
 
 def _name(module: ModuleType) -> str:

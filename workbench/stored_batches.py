@@ -17,14 +17,16 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 
-from .errors import DataError, ExperimentError, ReplayError
+from .errors import CheckpointError, DataError, ExperimentError, ReplayError
 from .experiment import Batch, Experiment, Sampler, as_batch, batch_hash
 from .files import canonical_json, sync_file, sync_folder, temporary_beside
+from .lines.line import LIMIT
 from .numbered_batch import Number, NumberedBatch, numbers_of, read, spelled
 from .plain_batches import PlainBatches
 from .run import Run
 from .tensor_file import arrays_of
-from .untrusted import decode
+from .tensor_places import ends_at
+from .untrusted import decode, read_file
 
 FOLDER = "batches"
 _NUMBERS = "numbers"  # key of a file's metadata: the numbers among the arrays, as `numbered_batch` spells them
@@ -110,7 +112,7 @@ class BatchStore:
             raise DataError(f"the telemetry names a batch {name!r}; expected 64 hexadecimal digits")
         path = self._path(name)
         try:
-            content = path.read_bytes()
+            content = _whole(path)
             found = arrays_of(content)
             batch: Batch = tuple(found[str(number)] for number in range(len(found)))
             if numbers := _numbers(content):
@@ -132,6 +134,20 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:  # the temporary file of a batch that was being written has its own name by now
         return 0
+
+
+def _whole(path: Path) -> bytes:
+    """A file's bytes; none of one that is longer than its header says, and may be so at no cost on the disk.
+
+    Raises:
+        OSError: it can't be read, or is no regular file.
+        ValueError: its header does not say its size.
+    """
+    ends = ends_at(path)
+    content = read_file(path, ends)
+    if len(content) != ends:
+        raise ValueError(f"it has {len(content)} bytes, and its tensors end at byte {ends}")
+    return content
 
 
 def _numbers(content: bytes) -> dict[int, Number]:
@@ -168,7 +184,13 @@ class StoredBatches:
         return {"step": self._step}
 
     def load_state_dict(self, cursor: dict[str, Any]) -> None:
-        self._step = cursor["step"]
+        step = cursor.get("step")
+        if type(step) is not int or not 0 <= step < LIMIT:
+            raise CheckpointError(
+                f'the cursor of a checkpoint of {self._run.path} is {str(cursor)[:80]}; expected {{"step": N}}, the '
+                "number of the step whose batch was drawn last: it was changed, or is another run's"
+            )
+        self._step = step
 
 
 class WithoutNumbers:

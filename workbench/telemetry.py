@@ -6,6 +6,7 @@ Knows files of lines (what a line is, `lines.line` says); nothing of checkpoints
 from __future__ import annotations
 
 import os
+import stat
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -282,6 +283,7 @@ class Writer:
     Attributes:
         torn_bytes: length of what a crash left of a last line; 0 if nothing.
         descriptor: of the open file.
+        logged: segment and step of the last step line that was added; None: none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -291,6 +293,8 @@ class Writer:
         # The unfinished line stays as it is, and the first of ours ends it: in one write, or a crash between two
         # would leave it without the line that declares it.
         self._waiting = b"" if ended else b"\n"
+        self.logged: tuple[int, int] | None = None
+        self._size, self._writing = os.fstat(self.descriptor).st_size, False
         if not ended:
             self._chain.end_line()
 
@@ -315,7 +319,11 @@ class Writer:
 
     def add(self, line: Line) -> None:
         """Has a line wait for `flush`."""
-        self._waiting += self._chain.sealed(msgspec.json.encode(line)) + b"\n"
+        raw, seal = self._chain.next(msgspec.json.encode(line))
+        chain, waiting = Chain.after(seal), self._waiting + raw + b"\n"
+        logged = (line.segment, line.step) if line.type == "step" else self.logged
+        # No call between these, where an interrupt could part them.
+        self._chain, self._waiting, self.logged = chain, waiting, logged  # type: ignore[assignment]
 
     def flush(self) -> None:
         """Writes what waits; half a line that was written before is completed.
@@ -323,8 +331,20 @@ class Writer:
         Raises:
             OSError: as `append`.
         """
+        if self._writing and stat.S_ISREG((found := os.fstat(self.descriptor)).st_mode):
+            # An interrupt came between a write and its count.
+            self._count(min(max(found.st_size - self._size, 0), len(self._waiting)))
         while len(self._waiting) > 1:  # a lone end of line is no line
-            self._waiting = self._waiting[os.write(self.descriptor, self._waiting) :]
+            self._writing = True
+            try:
+                written = os.write(self.descriptor, self._waiting)
+            except OSError:
+                self._writing = False
+                raise
+            self._count(written)
+
+    def _count(self, written: int) -> None:
+        self._waiting, self._size, self._writing = self._waiting[written:], self._size + written, False
 
     def sync(self) -> None:
         """Makes everything written so far durable."""

@@ -19,6 +19,7 @@ from .files import Chunks
 from .host import raw_views
 from .read_ahead import Content, Source
 from .tensor_places import DTYPES, header, size_of
+from .untrusted import DOCUMENT
 
 TYPES = {
     mx.float32: "F32",
@@ -110,7 +111,7 @@ def arrays_of(content: bytes | Source) -> dict[str, mx.array]:
     """
     content = Content(content) if isinstance(content, bytes) else content
     start = 8 + int.from_bytes(content.taken(0, min(8, content.size)), "little")
-    if content.size < 8 or start > content.size:
+    if content.size < 8 or start > min(content.size, DOCUMENT):
         raise ValueError(f"its header should end at byte {start} of {content.size}")
     end, found = 0, {}
     for name, entry in sorted(header(content.taken(8, start)).items(), key=lambda one: one[1].data_offsets):

@@ -96,6 +96,18 @@ def header(content: bytes | memoryview) -> dict[str, Tensor]:
     return {name: decode(bytes(raw), Tensor) for name, raw in entries.items() if name != "__metadata__"}
 
 
+def ends_at(path: Path) -> int:
+    """Where the tensors of a file end, as its header says; only the header is read.
+
+    Raises:
+        OSError, ValueError: as of `tensors_in`.
+    """
+    found = tensors_in(path)
+    with open_regular(path) as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+    return max((first + size_of(one.dtype, one.shape) for first, one in found.values()), default=start)
+
+
 def tensors_in(path: Path) -> dict[str, tuple[int, Tensor]]:
     """Where each tensor of a file starts, and what its header says of it; only the header is read.
 

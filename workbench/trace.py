@@ -74,6 +74,7 @@ class TraceRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     first_difference: Difference | None
     gates: Gates
     certified_probe: bool | None  # null: no probe pass was made
+    probe_unmade: str | UnsetType = UNSET  # why not, where one was asked for
     items: dict[str, Item]
     batch_hash: str
     loss: float | None

@@ -67,6 +67,8 @@ class Leaves:
         except LookupError:
             return None
         same = all(map(operator.is_, inner, self._inner)) and types == self._types
+        # With as many entries, and all that were there: the same ones.
+        same = same and all(key in container for container, key in self._hidden_places)
         same = same and list(map(len, self._containers)) == self._lengths and set(map(type, found)) <= self._kinds
         return found if same else None
 
@@ -78,6 +80,7 @@ class Leaves:
         self._inner_places: list[tuple[Any, Any]] = []
         self._inner: list[Any] = []
         self._other_places: list[tuple[Any, Any]] = []
+        self._hidden_places: list[tuple[Any, Any]] = []
         self._types: list[type] = []
         placed: dict[str, tuple[Any, Any]] = {}
         root = tree.parameters() if self._remade else tree
@@ -97,6 +100,7 @@ class Leaves:
         private = tuple not in kinds and isinstance(container, nn.Module)
         for key, node in container.items() if isinstance(container, dict) else enumerate(container):
             if private and str(key).startswith("_"):
+                self._hidden_places.append((container, key))
                 continue
             if isinstance(node, mx.array):
                 placed[f"{prefix}{key}"] = container, key

@@ -176,7 +176,17 @@ def _say_of_losses(run: Run, step: int, trace: Trace | None, frame: pd.DataFrame
     if trace is None:
         notices.append(f"step {step} was not replayed, so the losses of its rows are not known")
     elif trace.record.row_loss is None:
-        notices.append(
-            f"the trace of step {step} has no loss of each row: the loss function must return it beside the mean, "
-            'as (loss, {"token_loss": …})'
-        )
+        notices.append(f"the trace of step {step} has no loss of each row: {_why_no_rows(run, trace)}")
+
+
+def _why_no_rows(run: Run, trace: Trace) -> str:
+    how = 'the loss function must return it beside the mean, as (loss, {"token_loss": …})'
+    if not run.manifest.own_step or trace.record.certified_probe:
+        return how
+    if trace.record.certified_probe is None:
+        why = f": {trace.record.probe_unmade}" if trace.record.probe_unmade else ""
+        return f"of a step of your own the probe pass finds it, by the loss function, and none was made{why}"
+    return (
+        "of a step of your own the probe pass finds it, by the loss function, whose loss and gradients must then be "
+        "the step's to the bit, and they are not"
+    )

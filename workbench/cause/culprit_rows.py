@@ -29,6 +29,12 @@ def named(
         judged: whether there was anything to tell rows apart by.
     """
     culprit: dict[str, Any] = {"step": step}
+    if not rows and not judged and inquiry.run.manifest.own_step:
+        return culprit, (
+            "which of its rows is not known, for an experiment on a step of your own sees no loss of each, and they "
+            'hold no tokens (where loss_fn returns (loss, {"token_loss": …}), a replay of the step has them: '
+            "`workbench replay`, then `workbench batch`)"
+        )
     if not rows and not judged:
         return culprit, (
             "which of its rows is not known, for the loss function gives no loss for each, and they hold no tokens "

@@ -24,7 +24,7 @@ from ..snapshot import State
 from ..tensor_file import array_of, arrays_of
 from ..tensor_places import Place
 from ..trees import laid_out
-from ..untrusted import decode
+from ..untrusted import DOCUMENT, decode
 from .commit import CURSOR, OPTIMIZER, RNG, WEIGHTS, FileEntry, Rng, layouts_of, read_commit, stem, taken_of
 
 
@@ -45,6 +45,12 @@ def read(folder: Path, step: int, segment: int, run: str | None = None, *, thoro
             "put back the one that this run wrote"
         )
     name = stem(step, segment)
+    for part in (name + RNG, name + CURSOR, name + RANKS):
+        if part in record.files and (size := record.files[part].bytes) > DOCUMENT:
+            raise CheckpointError(
+                f"{folder / part} has {size} bytes by its commit record; expected at most {DOCUMENT}: nothing of it "
+                "was read"
+            )
     tensors = (name + WEIGHTS, name + OPTIMIZER, *filter(is_base, record.files))
     try:
         held = {

@@ -10,6 +10,7 @@ import click
 from ..printed import echo
 from .options import FACTORY, RUN, SEGMENT
 from .page import page, print_json
+from .progress import aside
 
 
 @click.command()
@@ -29,7 +30,8 @@ def batch(run: Path, step: int, rows: int | None, segment: int | None, factory: 
     from ..run import open_run
 
     opened = open_run(run)
-    facts = opened.batch_facts(step, segment=segment, factory=factory)
+    with aside():  # a factory or a sampler may print
+        facts = opened.batch_facts(step, segment=segment, factory=factory)
     notices = facts.attrs["notices"]
     facts = facts.groupby("step", sort=False).head(rows) if rows else facts
     if as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .page import page
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 _STYLE = {"exact": "green", "mismatch": "bold red", "within tolerance": "yellow", "unverified": "dim"}
 
 
-def print_trace(trace: Trace, full: bool, names: Mapping[str, str] | None = None) -> None:
+def print_trace(trace: Trace, full: bool, names: Mapping[str, str] | None = None, said: Collection[str] = ()) -> None:
     """Prints a trace; not in full: its sentence, notices and findings only.
 
     Args:
         names: of kinds that are not what they are called (see `kind_names`).
+        said: notices that were printed before.
     """
     from rich.table import Table
     from rich.text import Text
@@ -28,14 +29,15 @@ def print_trace(trace: Trace, full: bool, names: Mapping[str, str] | None = None
 
     console = page(140)
     console.print(Text(trace.sentence(), style="bold"))
-    for notice in (*trace.notices, *trace.findings()):
+    for notice in (*(one for one in trace.notices if one not in said), *trace.findings()):
         console.print(Text(notice))
     if not full:
         return
     for name, verdict, why in trace.badges():
         console.print(Text.assemble((f"  {name:<11}", ""), (f"{verdict:<12}", _STYLE[verdict]), why))
     certified = {True: "yes", False: "no: its numbers are not of this very step", None: "not made"}
-    console.print(f"  probe pass certified: {certified[trace.record.certified_probe]}")
+    unmade = f": {trace.record.probe_unmade}" if trace.record.probe_unmade else ""
+    console.print(f"  probe pass certified: {certified[trace.record.certified_probe]}{unmade}", soft_wrap=bool(unmade))
     items = ordered(trace.record.items)
     if unlike := [(name, item) for name, item in items if item.verdict not in ("exact", "unverified")]:
         table = Table(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,8 +96,32 @@ def follows() -> bool:
 
 
 @contextmanager
+def aside() -> Iterator[None]:
+    """Within: what the user's code prints goes to standard error, that of other processes started here too. Standard
+    output is the command's: its answer, or JSON and nothing else."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, ValueError):  # closed, or none of the system's: as in a test
+            sys.stdout.flush()
+            kept = os.dup(1)
+            stack.callback(os.close, kept)
+            os.dup2(2, 1)
+            stack.callback(os.dup2, kept, 1)
+            stack.callback(_flush)
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield
+
+
+def _flush() -> None:
+    """What was written past `sys.stdout`, while it still goes elsewhere."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.__stdout__ is not None:
+            sys.__stdout__.flush()
+
+
+@contextmanager
 def doing(first: str, counted: bool = False) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar that is gone afterwards. Yields what is to be called as `progress(done, total, what)`.
+    """A bar that is gone afterwards. Yields what is to be called as `progress(done, total, what)`. What is printed
+    within, by a step or a factory, goes to standard error.
 
     Args:
         first: what is being done until the first call.
@@ -106,7 +132,7 @@ def doing(first: str, counted: bool = False) -> Iterator[Callable[[int, int, str
     count = (MofNCompleteColumn(),) if counted else ()
     columns = (TextColumn("{task.description}"), BarColumn(), *count, TimeElapsedColumn())
     console = terminal(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar, aside():
         task, lines = bar.add_task(first, total=None), Lines(bar.console.is_terminal)
 
         def progress(done: int, total: int, what: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +99,13 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
     if not leads:
         pass
     elif context is not None:
-        _print_context(context, as_json, names)
+        _print_context(context, as_json, names, plan.notices)
     elif as_json:
         documents = [msgspec.to_builtins(trace.record) | {"trace": str(trace.path)} for trace in traces]
         print_json(documents[0] if isinstance(steps, int) else documents)
     else:
         for trace in traces:
-            print_trace(trace, full=len(traces) == 1, names=names)
+            print_trace(trace, full=len(traces) == 1, names=names, said=plan.notices)
     short_lived.ending()
     sys.exit(0 if not leads or all(trace.exact for trace in traces) else 1)
 
@@ -117,7 +117,7 @@ def _memory(run: Any, plan: Any) -> int:
     return int(peak * 1e6 * SHARE) if isinstance(peak, (int, float)) else 0
 
 
-def _print_context(context: Any, as_json: bool, names: Mapping[str, str]) -> None:
+def _print_context(context: Any, as_json: bool, names: Mapping[str, str], said: Collection[str]) -> None:
     from ..probes.context_tables import context_json, context_tables
 
     trace = context.trace
@@ -125,7 +125,7 @@ def _print_context(context: Any, as_json: bool, names: Mapping[str, str]) -> Non
         document = msgspec.to_builtins(trace.record) | {"trace": str(trace.path), "context": context_json(context)}
         print_json(document)
         return
-    print_trace(trace, full=True, names=names)
+    print_trace(trace, full=True, names=names, said=said)
     console = page(140)
     for table in context_tables(context):
         console.print(table)

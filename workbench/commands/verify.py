@@ -50,7 +50,9 @@ def verify(run: Path, as_json: bool, **options: Any) -> None:
         table.add_row(*map(str, row))
     console.print(table)
     if wrong := failures(found):
-        details = Table("kind", "what", "verdict", "detail", title="Not exact", title_justify="left")
+        names = {"mismatch": "Contradicts the record", "unverified": "Could not be verified"}
+        title = " / ".join(names[verdict] for verdict in dict.fromkeys(one.verdict for one in wrong))
+        details = Table("kind", "what", "verdict", "detail", title=title, title_justify="left")
         for one in wrong[:40]:
             details.add_row(one.kind, one.what, one.verdict, one.detail)
         console.print(details)

@@ -11,16 +11,23 @@ from rich.table import Table
 from rich.text import Text
 
 ODD_Z = 6.0  # robust standard deviations from which a row is marked: as the spike rules
+UNLIKE = (
+    "unlike: how far a row's tokens (variety, compressibility, frequency) are from those of the 8 steps before, in "
+    f"robust standard deviations (the largest |z|); what has {ODD_Z:g} or more stands under odd"
+)
 TEXT_WIDTH = 60
 
 
 def batch_tables(facts: pd.DataFrame) -> Iterator[Table]:
     """One table a batch: the rows of `batchfacts.batch_facts`, with what is odd in each in words."""
     for step, rows in facts.groupby("step", sort=False):
-        table = Table(title=f"Batch of step {step}", title_justify="left")
         losses, places, texts = (rows[name].notna().any() for name in ("share", "source", "text"))
         losses = losses or rows["loss"].notna().any()
         place, compared = "line" if rows["line"].notna().any() else "offset", rows["outlier"].notna().any()
+        order = ", by share of its loss" if losses else ", the most unlike rows first" if compared else ""
+        table = Table(title=f"Batch of step {step}{order}", title_justify="left")
+        if compared:
+            table.caption, table.caption_justify = UNLIKE, "left"
         table.add_column("row", justify="right")
         for name in (*(("loss", "share") if losses else ()), *(("source", place) if places else ())):
             table.add_column(name, justify="left" if name == "source" else "right", no_wrap=True)

@@ -31,8 +31,11 @@ class Edits(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     rng: tuple[int, int] | None = None  # the random state that it left
     learning_rate: list[str | None] | None = None  # bits; one an optimizer
+    # The same where it is no float32 scalar, as `optimizer.learning_rate = 0` makes it: type, shape, bytes.
+    rate_arrays: list[tuple[str, list[int], str] | None] | None = None
     skip: int = 0  # batches that it drew and left out
     by_hand: str | None = None  # a tensor that it changed otherwise, and no checkpoint has: no replay can follow there
+    unkept: bool = False  # that, and no checkpoint could have it: another layer, or an array of another form
     rate_factor: float | None = None  # of schedules; never in a line: a reader has it from the segment's manifest
 
 
@@ -83,7 +86,8 @@ class Line(msgspec.Struct, kw_only=True):
     run: str | UnsetType = UNSET  # meta lines: identity of the run, of the process, and what the file looked like
     process: str | UnsetType = UNSET
     manifest: str | UnsetType = UNSET  # meta lines: digest of the manifest as it is then, see `manifest.digest`
-    remarks: list[str] | UnsetType = UNSET  # meta lines: what the recorder's self-check could not rule out
+    remarks: list[str] | UnsetType = UNSET  # meta lines: what the recorder's self-check could not rule out; others: …
+    since: int | UnsetType = UNSET  # … what it noticed meanwhile, which matters to no step up to this one
     reads: list[ReadFile] | UnsetType = UNSET  # meta lines: files that the step was seen to read by itself
     torn_bytes: int | UnsetType = UNSET  # meta lines after a crash: length of the unfinished line before this one
     unstable: str | UnsetType = UNSET  # step lines: why the step is unstable, if it is; see `recovery`

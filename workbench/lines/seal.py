@@ -34,11 +34,23 @@ class Chain:
         Args:
             line: a JSON object that is not empty, without an end of line.
         """
-        body = line[:-1]
-        self._since.update(body)
-        digest = self._since.hexdigest().encode()
+        sealed, digest = self.next(line)
         self._begin(digest)
-        return b'%b,"seal":"%b"}' % (body, digest)
+        return sealed
+
+    def next(self, line: bytes) -> tuple[bytes, bytes]:
+        """The line with its seal, and the seal, for `after`; the chain stays as it is. Argument as of `sealed`."""
+        body, since = line[:-1], self._since.copy()
+        since.update(body)
+        digest = since.hexdigest().encode()
+        return b'%b,"seal":"%b"}' % (body, digest), digest
+
+    @staticmethod
+    def after(seal: bytes) -> Chain:
+        """The chain whose last line has this seal."""
+        chain = Chain()
+        chain._begin(seal)
+        return chain
 
     def follow(self, raw: bytes) -> bool | None:
         """Takes the next line as it stands in a file, with its end if it has one.

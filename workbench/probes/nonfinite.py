@@ -45,7 +45,14 @@ class _Event:
 
 
 def first_nonfinite(
-    stepper: Stepper, before: State, after: State, batch: Batch, result: StepResult, rows: Sequence[Row]
+    stepper: Stepper,
+    before: State,
+    after: State,
+    batch: Batch,
+    result: StepResult,
+    rows: Sequence[Row],
+    *,
+    forward: bool = True,
 ) -> NonFinite | None:
     """The first non-finite tensor of a step; None if loss, gradient norm and everything in `rows` are finite.
 
@@ -58,13 +65,14 @@ def first_nonfinite(
         before, after: states N-1 and N; the experiment is left at some other state.
         result: of the exact pass.
         rows: of the probe pass.
+        forward: whether the loss function can be run; else what comes before the parameter gradients is left out.
     """
     tokens = result.token_loss is None or mx.isfinite(result.token_loss).all().item()
     sound = np.isfinite(result.loss) and np.isfinite(result.grad_norm) and tokens
     if everywhere(bool(sound) and not any(row.nonfinite for row in rows)):
         return None
     masks: list[NonFinite] = []
-    stages: Iterable[tuple[list[_Event], str]] = _stages(stepper, before, after, batch, result)
+    stages: Iterable[tuple[list[_Event], str]] = _stages(stepper, before, after, batch, result, forward)
     if world().size > 1:
         stages = list(stages)  # the pass among them is one of all ranks, also of those that would not need it
     for events, note in stages:
@@ -80,21 +88,22 @@ def first_nonfinite(
 
 
 def _stages(
-    stepper: Stepper, before: State, after: State, batch: Batch, result: StepResult
+    stepper: Stepper, before: State, after: State, batch: Batch, result: StepResult, forward: bool
 ) -> Iterator[tuple[list[_Event], str]]:
     """Events in the order of execution, and what must be said about all of them. Later stages may not be needed."""
     inputs = {str(number): array for number, array in enumerate(batch)}
     yield _events("batch", "array {} of the batch", inputs), ""
     yield _events("weight_before", "the weight {} of state N-1", before.weights), ""
     yield _events("optimizer_before", "{} in the optimizer of state N-1", before.optimizer), ""
-    restore(stepper.experiment, before)
-    trail = _Trail(stepper.experiment)
-    loss, gradients = trail.run(batch, stepper.layers)
-    same = float_bits(np.float32(loss)) == float_bits(result.loss) and fingerprint(gradients) == fingerprint(
-        result.gradients
-    )
-    note = "" if same else " (found by an uncompiled pass, whose bits differ from the run's)"
-    yield trail.events, note
+    if forward:
+        restore(stepper.experiment, before)
+        trail = _Trail(stepper.experiment)
+        loss, gradients = trail.run(batch, stepper.layers)
+        same = float_bits(np.float32(loss)) == float_bits(result.loss) and fingerprint(gradients) == fingerprint(
+            result.gradients
+        )
+        note = "" if same else " (found by an uncompiled pass, whose bits differ from the run's)"
+        yield trail.events, note
     backward = [path for layer in reversed(stepper.layers) for path in reversed(stepper.owned[layer])]
     ordered = {path: result.gradients[path] for path in backward if path in result.gradients}
     yield _events("gradient", "the gradient of {}", ordered), ""

@@ -93,6 +93,10 @@ class Follower(RunWriter):
         if self.logbook is None:
             raise RunError(f"nothing can be logged to {self.path} before its first step or after its end")
 
+    @property
+    def logged(self) -> None:
+        return None
+
     def append_meta(self, step: int, lanes: dict[str, str]) -> None:
         pass
 

@@ -179,7 +179,8 @@ def _due(run: RecordedRun, wrote: Sequence[Stretch], there: set[Key], performed:
 def _due_missing(gone: list[int], segment: int, every: int, certain: bool, one_process: bool) -> Check:
     what = f"checkpoint{'' if len(gone) == 1 else 's'} {_some(gone)}"
     reason = "a later one is there: " if certain else ""
-    other = "" if certain else ", or the process ended before that" if one_process else ", or a resume asked for others"
+    killed = f", or {'the' if one_process else 'a'} process ended before it was written, by a kill or a crash"
+    other = "" if certain else killed if one_process else f"{killed}, or a resume asked for others"
     return Check(
         "checkpoint",
         f"due in segment {segment}",

@@ -27,5 +27,20 @@ def of_batch(step: int, error: OSError) -> str:
     return f"the batch of step {step} was not stored, so that step can't be replayed: {error}. Training goes on."
 
 
+def of_cut_off_step(step: int, path: Path) -> str:
+    return (
+        f"checkpoint {step} was not saved to {path}: its step was interrupted before, and the state was changed since. "
+        "Training goes on; the next one is tried when it is due."
+    )
+
+
 def of_rollback(step: int, error: Exception) -> str:
     return f"step {step} is unstable, and was not taken back: {error}. Training goes on from it."
+
+
+def of_one_step(path: Path) -> str:
+    """Of a recording that was refused after its first step was logged."""
+    return (
+        f"(The first step of this attempt is in {path} already: remove that folder, or name another one, before the "
+        "corrected script is run)"
+    )

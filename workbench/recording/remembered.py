@@ -11,7 +11,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ..experiment import Experiment
-from ..observe import learning_rates, rate_paths
+from ..observe import RateArray, learning_rates, rate_arrays, rate_paths
 from ..snapshot import State
 from ..step import optimizer_states
 from ..telemetry import Edits
@@ -25,12 +25,12 @@ class Remembered:
 
     def __init__(self) -> None:
         self.rng: tuple[int, int] | None = None
-        self._rates: list[str | None] = []
+        self._rates: tuple[list[str | None], list[RateArray | None]] = [], []
         self._rate_arrays: dict[str, mx.array] = {}
 
     def keep_rates(self, experiment: Experiment) -> None:
         """Remembers the learning rates of this state, for the loop may set others before the next step."""
-        self._rates = learning_rates(experiment)
+        self._rates = learning_rates(experiment), rate_arrays(experiment)
         states = zip(rate_paths(experiment), optimizer_states(experiment.optimizer), strict=True)
         self._rate_arrays = {
             path: copy.copy(rate) for path, one in states if (rate := one.get("learning_rate")) is not None
@@ -42,8 +42,10 @@ class Remembered:
         Args:
             key: the random state now.
         """
-        rates = learning_rates(experiment)
-        return Edits(rng=None if key == self.rng else key, learning_rate=None if rates == self._rates else rates)
+        rng = None if key == self.rng else key
+        if (rates := (learning_rates(experiment), rate_arrays(experiment))) == self._rates:
+            return Edits(rng=rng)
+        return Edits(rng=rng, learning_rate=rates[0], rate_arrays=rates[1] if any(rates[1]) else None)
 
     def as_left(self, state: State) -> State:
         """The state with the learning rates that the last step left."""

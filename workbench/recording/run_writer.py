@@ -164,6 +164,11 @@ class RunWriter:
         self.logbook.append(self.segment, **fields)
         self._done = fields["step"] if fields["type"] == "done" else None
 
+    @property
+    def logged(self) -> tuple[int, int] | None:
+        """Segment and step of the last step line of this process; None: none, or nothing is open."""
+        return None if self.logbook is None else self.logbook.journal.logged
+
     def about(self) -> dict[str, Any]:
         """What else a meta line says of the state that a segment goes on from."""
         return {}

@@ -68,8 +68,8 @@ class Saves:
 
     def save(self, held: Held, manifest: Manifest) -> None:
         """Has a state saved as the checkpoint of its step, while training goes on."""
-        self.last = (held.state.step, held.segment)
         self._put(f"checkpoint {held.state.step}", held, manifest)
+        self.last = (held.state.step, held.segment)
 
     def before_spike(
         self, manifest: Manifest, loss: float, grad_norm: float, rule: str | None, *, needed: bool

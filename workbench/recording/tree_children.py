@@ -14,9 +14,14 @@ import mlx.core as mx
 
 
 class TreeChildren:
-    """What the containers below some roots held when it was last asked to `look`."""
+    """What the containers below some roots held when it was last asked to `look`.
+
+    Attributes:
+        walks: how often the containers had to be found, for they are others or stand elsewhere.
+    """
 
     def __init__(self) -> None:
+        self.walks = 0
         self._roots: list[Any] = []
         self._dicts: list[dict[Any, Any]] = []
         self._lists: list[Sequence[Any]] = []
@@ -47,6 +52,10 @@ class TreeChildren:
         """Whether each place holds the object that it held then."""
         return _same(roots, self._roots) and _same(self._children(), self._seen)
 
+    def holds(self, container: Any) -> int:
+        """How many references to a container this keeps."""
+        return sum(one is container for one in chain(self._roots, self._dicts, self._lists, self._inner, self._seen))
+
     def forget(self) -> None:
         """Lets go of what was noted, but for the containers."""
         self._seen = []
@@ -55,6 +64,7 @@ class TreeChildren:
         return [*chain.from_iterable(map(dict.values, self._dicts)), *chain.from_iterable(self._lists)]
 
     def _walk(self, roots: Sequence[Any]) -> None:
+        self.walks += 1
         self._roots, self._dicts, self._lists = list(roots), [], []
         todo, known = list(roots), set[int]()
         while todo:

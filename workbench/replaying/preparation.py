@@ -5,9 +5,10 @@ Knows run folders and the core; performs no step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ from ..ranks.rank_run import RankRun
 from ..rebuild import rebuild, software_differences
 from ..run import CHECKPOINTS, Plan, Run
 from ..snapshot import State
-from ..sources import changed, code_of
+from ..sources import beside_the_step, changed, code_of, running_script
 from ..stored_batches import with_stored_batches
 from ..telemetry import ARRAYS, Edits
 
@@ -102,9 +103,18 @@ class Prepared:
 
 @contextmanager
 def prepared(
-    run: Run, plan: Plan, *, experiment: Experiment | None, factory: str | None, other_environment: bool
+    run: Run,
+    plan: Plan,
+    *,
+    experiment: Experiment | None,
+    factory: str | None,
+    other_environment: bool,
+    whole: Plan | None = None,
 ) -> Iterator[Prepared]:
     """On the device that recorded: environment compared, checkpoint read, experiment rebuilt and compared.
+
+    Args:
+        whole: of which `plan` is a leg: what would refuse a later leg refuses the first.
 
     Raises:
         EnvironmentMismatch: this machine differs from the run's and `other_environment` is not set.
@@ -113,16 +123,16 @@ def prepared(
     """
     if not isinstance(run, RankRun):
         refuse_ranks(run.manifest, run.path, "this (an autopsy, a what-if, a sweep, a resumption, a ladder of reruns)")
-    _refuse_changed_by_hand(run, plan)
-    performed = {run.manifest.lineage(plan.segment, step) for step in range(plan.checkpoint[0] + 1, plan.steps[-1] + 1)}
-    recorded = [run.manifest.segments[segment].environment for segment in sorted(performed)]
+    refuse_changed_by_hand(run, plan)
+    performed = _performed(run, plan)
+    all_ = performed if whole is None else _performed(run, whole)
     method = known_method(run.manifest.fingerprint, run.path)
-    backend = recorded[-1].get("backend", "cpu")
+    backend = run.manifest.segments[performed[-1]].environment.get("backend", "cpu")
     with on_device(backend):
         here = numeric_environment()
-        unlike = list(dict.fromkeys(phrase for one in recorded for phrase in differences(one, here)))
-        unlike += software_differences(run.manifest) if experiment is None else []
-        unlike += other_wiring(run.manifest)
+        rest = software_differences(run.manifest) if experiment is None else []
+        rest += other_wiring(run.manifest)
+        unlike = _differences(run, all_, here) + rest
         if unlike and not other_environment:
             raise EnvironmentMismatch(
                 f"this machine computes differently from the one that recorded {run.name}: {'; '.join(unlike)}. Replay "
@@ -137,20 +147,18 @@ def prepared(
             experiment = rebuild(run.manifest, run.path, factory)
         experiment = with_stored_batches(run, experiment, plan.segment)
         refuse_another(run, experiment)
-        code = changed(
-            (run.manifest.segments[segment].code for segment in sorted(performed)),
-            code_of(experiment, run.manifest.rebuild),
-        )
+        found = code_of(experiment, run.manifest.rebuild, _script(run, factory))
+        code, edited = _changed_code(run, all_, found)
         if code and not other_environment:
             raise EnvironmentMismatch(
                 f"the code that performs the steps of {run.name} is not the one that recorded it: {'; '.join(code)} "
                 "(comments and docstrings do not count). Put back what it was, or go on with --other-environment "
                 "(other_environment=True): the result is then informational only."
             )
-        unlike += code
-        notices = list(plan.notices)
-        if run.manifest.own_step or run.manifest.rebuild["kind"] != "trainer":  # whose code may open files
-            notices += other_files(run, plan.segment, plan.steps[-1])
+        code, edited = _changed_code(run, performed, found)
+        unlike = _differences(run, performed, here) + rest + code
+        notices = [*plan.notices, *([] if code else edited)]
+        notices += other_files(run, plan.segment, plan.steps[-1])
         between = range(plan.checkpoint[0] + 1, plan.steps[-1])
         if missing := [step for step in between if run.line(step, plan.segment) is None]:
             notices.append(f"not checked on the way, as the telemetry lacks their lines: steps {missing}")
@@ -163,7 +171,38 @@ def prepared(
         yield ready
 
 
-def _refuse_changed_by_hand(run: Run, plan: Plan) -> None:
+def _performed(run: Run, plan: Plan) -> list[int]:
+    """The segments whose steps are performed."""
+    steps = range(plan.checkpoint[0] + 1, plan.steps[-1] + 1)
+    return sorted({run.manifest.lineage(plan.segment, step) for step in steps})
+
+
+def _differences(run: Run, segments: Sequence[int], here: dict[str, Any]) -> list[str]:
+    recorded = [run.manifest.segments[segment].environment for segment in segments]
+    return list(dict.fromkeys(phrase for one in recorded for phrase in differences(one, here)))
+
+
+def _changed_code(run: Run, segments: Sequence[int], here: dict[str, str]) -> tuple[list[str], list[str]]:
+    """A phrase for each part of the steps that is other code now; and a sentence, if their script is another beside."""
+    recorded = [run.manifest.segments[segment].code for segment in segments]
+    then, edited = beside_the_step(recorded, here, run.manifest.rebuild)
+    return changed(then, here), edited
+
+
+def _script(run: Run, factory: str | None) -> Path | None:
+    """Which builds the experiment; None: none does, or a notebook or another script than the one that recorded."""
+    if factory is not None:
+        return Path(factory) if factory.endswith(".py") else None
+    recorded = run.manifest.rebuild.get("script")
+    return running if (running := running_script()) is not None and str(running) == recorded else None
+
+
+def refuse_changed_by_hand(run: Run, plan: Plan) -> None:
+    """
+    Raises:
+        ChangedByHand: on the plan's way the run's loop changed the state, and no checkpoint holds the change.
+    """
+
     def changed(step: int) -> str | None:
         edits = run.edits(step, plan.segment)
         return None if edits is None else edits.by_hand
@@ -178,6 +217,13 @@ def _refuse_changed_by_hand(run: Run, plan: Plan) -> None:
     able = [f"step {first}" if step == first + 1 else f"steps {first} to {step - 1}"] * (step > first)
     able += [f"those after checkpoint {other}" for other in later[:1]]
     rest = f" ({' and '.join(able)} can be)" if able else ""
+    if (edits := run.edits(step, plan.segment)) is not None and edits.unkept:
+        rest = f" ({able[0]} can be)" if step > first else ""
+        raise ChangedByHand(
+            f"{asked} of {run.name} can't be replayed: before step {step} the loop changed {edits.by_hand}, outside of "
+            f"any step, and no checkpoint can hold that: a replay has what its script or factory builds{rest}",
+            step,
+        )
     raise ChangedByHand(
         f"{asked} of {run.name} can't be replayed: before step {step} the loop changed {changed(step)}, outside of any "
         f"step, and no checkpoint holds the changed state{rest}. Where the loop calls recorder.open_segment() after "
@@ -188,7 +234,10 @@ def _refuse_changed_by_hand(run: Run, plan: Plan) -> None:
 
 def other_files(run: Run, segment: int, step: int) -> list[str]:
     """A sentence on each file that the run's step read by itself, as far as its self-check saw, and that is another
-    now: on the way to a step of a segment."""
+    now: on the way to a step of a segment. Of a run of the built-in trainer, whose code opens none, no file is looked
+    at, whatever its telemetry names."""
+    if not run.manifest.own_step and run.manifest.rebuild["kind"] == "trainer":
+        return []
     ways = {number for number, _, _ in run.manifest.ways(segment)}
     files = {
         one.path: one

@@ -22,6 +22,7 @@ def assembled(
     row_loss, token_loss = _token_losses(outcome)
     targets = _targets(run, outcome)
     forward = None if outcome.probe is None else outcome.probe.forward
+    unmade = "" if outcome.probe is None else outcome.probe.unmade
     return msgspec.convert(
         outcome.observation.fields()
         | {
@@ -31,7 +32,7 @@ def assembled(
             "exact": outcome.exact,
             "first_difference": outcome.first_difference,
             "gates": outcome.gates,
-            "certified_probe": None if outcome.probe is None else outcome.probe.certified,
+            "certified_probe": None if outcome.probe is None or unmade else outcome.probe.certified,
             "items": outcome.items,
             "layers": run.manifest.layers,
             "owned": run.manifest.owned,
@@ -51,7 +52,8 @@ def assembled(
             "environment_differences": unlike,
             "options": msgspec.to_builtins(experiment.options),
             "wall_s": round(seconds, 3),
-        },
+        }
+        | ({"probe_unmade": unmade} if unmade else {}),
         type=TraceRecord,
     )
 

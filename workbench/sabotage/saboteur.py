@@ -99,10 +99,10 @@ class Saboteur(Recorder):
         snapshot.restore(self.experiment, state)
         self.open_segment()
 
-    def _log(self, seen: Observation, edits: dict[str, Any]) -> None:
-        for bit in self._acts.losses.get(self.step_number, ()):
+    def _log(self, step: int, seen: Observation, edits: dict[str, Any]) -> None:
+        for bit in self._acts.losses.get(step, ()):
             seen = replace(seen, loss=bits_float(flip_bit(float_bits(seen.loss), bit)))
-        super()._log(seen, edits)
+        super()._log(step, seen, edits)
 
 
 def _flipping(experiment: Experiment, flips: Sequence[GradientFlip]) -> Experiment:

@@ -180,8 +180,8 @@ def test_faults_of_a_compiled_run_whose_batches_are_drawn_ahead(tmp_path):
     run = train_run(tmp_path / "run", runs.corpus(), STEPS, faults=faults, **settings)
     assert run.seam(1) == ["adam_m", "cursor"]
     traces = replayed(run, range(AT - 1, STEPS + 1))
-    assert [trace.exact for trace in traces] == [True, True, True, False, False]
-    assert replayed(run, STEPS).exact
+    # The last step starts from the checkpoint that the damaged one before it left.
+    assert [trace.exact for trace in traces] == [True, True, True, False, True]
     assert traces[1].record.batch_hash == logged(run.path)[0]["batch_hash"]
 
 

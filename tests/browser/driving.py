@@ -160,17 +160,30 @@ class Notebook:
     def finish(self, seconds: float = 120) -> None:
         # Neither Lab's promise nor the kernel's status says that all is done: the promise settles early where a cell
         # raises, and the kernel is idle for a moment between two cells.
-        self.page.wait_for_function(
-            f"""() => {{ {self._found}
-                const cells = [...open.content.model.cells].filter(
-                    cell => cell.type === 'code' && cell.sharedModel.getSource().trim());
-                const done = cell => cell.executionState === 'idle' && cell.executionCount !== null;
-                const failed = cell => cell.outputs.toJSON().some(output => output.output_type === 'error');
-                return (cells.every(done) || cells.some(failed))
-                    && open.sessionContext.session.kernel.status === 'idle' }}""",
-            timeout=seconds * 1000,
-        )
+        try:
+            self.page.wait_for_function(
+                f"""() => {{ {self._found}
+                    const cells = [...open.content.model.cells].filter(
+                        cell => cell.type === 'code' && cell.sharedModel.getSource().trim());
+                    const done = cell => cell.executionState === 'idle' && cell.executionCount !== null;
+                    const failed = cell => cell.outputs.toJSON().some(output => output.output_type === 'error');
+                    return (cells.every(done) || cells.some(failed))
+                        && open.sessionContext.session.kernel.status === 'idle' }}""",
+                timeout=seconds * 1000,
+            )
+        except Exception as error:  # playwright need not be there to import its own from
+            if type(error).__name__ != "TimeoutError":
+                raise
+            raise AssertionError(f"{self.path} has not run after {seconds} s: {self.states()}") from error
         assert self.errors() == [], f"{self.path}: {self.errors()}"
+
+    def states(self) -> dict[str, Any]:
+        """Of the kernel, and of each cell with code: what there is to say when they don't end."""
+        return self.javascript(
+            """return {kernel: open.sessionContext.session.kernel.status,
+                cells: [...open.content.model.cells].filter(cell => cell.type === 'code')
+                    .map(cell => [cell.executionState, cell.executionCount, cell.outputs.length])}"""
+        )
 
     def errors(self) -> list[str]:
         """Of cells."""

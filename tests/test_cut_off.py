@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+import time
 import warnings
 
 import helpers
@@ -381,7 +382,7 @@ def test_a_ctrl_c_while_a_line_is_written_comes_when_the_step_is_whole(tmp_path)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_ctrl_c_at_any_time(tmp_path, seed):
     """Real signals, out of a timer, at random times of a step."""
-    chosen, job, came = random.Random(seed), build(), 0
+    chosen, job, came, took = random.Random(seed), build(), 0, 0.01
     recorder = wb.Recorder(tmp_path / "run", job.model, job.optimizer, mse, save_every=3, black_box=0, compile=False)
     before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
@@ -390,9 +391,11 @@ def test_a_ctrl_c_at_any_time(tmp_path, seed):
             for number, batch in enumerate(batches(14), 1):
                 try:
                     if 2 < number < 13:  # the last ones are whole
-                        signal.setitimer(signal.ITIMER_REAL, chosen.uniform(0.0002, 0.01))
+                        signal.setitimer(signal.ITIMER_REAL, chosen.uniform(0.02, 0.7) * took)
+                    began = time.perf_counter()
                     recorder.step(batch)
                     signal.setitimer(signal.ITIMER_REAL, 0)
+                    took = time.perf_counter() - began  # so that most of the next signals come within a step
                 except KeyboardInterrupt:
                     came += 1
             recorder.close()

@@ -267,7 +267,8 @@ def test_what_is_not_exact_is_said(run, tmp_path):
     line = next(line for line in runs.lines(path) if line["type"] == "step" and line["step"] == 9)
     runs.edit_line(path, 9, loss=line["loss"] * 2, loss_bits=...)
     found = open_run(path).context(ODD, experiment=make(), fresh_process=False)
-    assert found.notices[-1] == "not replayed exactly, so not what the run computed: steps [9, 10]"  # 11 starts from checkpoint 10
+    # Step 11 starts from checkpoint 10.
+    assert found.notices[-1] == "not replayed exactly, so not what the run computed: steps [9, 10]"
 
 
 def test_the_numbers_of_a_trace_without_attention_or_logits(context):

@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -438,6 +439,16 @@ def test_lab_writes_through_no_link(tmp_path, monkeypatch):
     assert not victim.exists()
 
 
+def listens(described: Path) -> bool:
+    """Whether the server of a file that Jupyter wrote answers: it writes the file before it binds its port."""
+    try:
+        port = json.loads(described.read_text())["port"]
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            return True
+    except (json.JSONDecodeError, ConnectionRefusedError):
+        return False
+
+
 def test_jupyterlab_listens_on_loopback_with_its_token(tmp_path, marker):
     """Although the working folder holds a configuration that says otherwise, and a module of its name."""
     (tmp_path / "jupyter_server_config.py").write_text(
@@ -453,7 +464,7 @@ def test_jupyterlab_listens_on_loopback_with_its_token(tmp_path, marker):
     ) as server:
         try:
             deadline = time.time() + 120
-            while not (found := list(runtime.glob("jpserver-*.json"))):
+            while not (found := list(runtime.glob("jpserver-*.json"))) or not listens(found[0]):
                 assert server.poll() is None and time.time() < deadline
                 time.sleep(0.2)
             said = json.loads(found[0].read_text())

@@ -378,6 +378,7 @@ def test_spikes(path):
     runs.edit_line(path, 11, loss=None, loss_bits="0x7fc00000")
     said = runs.here("spikes", path)
     assert said.code == 0 and len(said.out.splitlines()) == 2
+    assert said.err == "Steps 1 to 4 were not judged: a rule needs the 4 losses before a step.\n"
     assert said.out.startswith("step 9 (segment 0), loss_factor: loss 400 is ")
     first, second = runs.strict(runs.here("spikes", path, "--json").out)
     assert (first["step"], first["rule"], first["value"]) == (9, "loss_factor", 400.0)

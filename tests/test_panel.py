@@ -183,13 +183,19 @@ def test_the_batch_is_decoded_without_a_replay(panel):
 # ---- unusual runs
 
 
+def test_steps_before_a_full_window_are_said_to_be_unjudged(panel):
+    said = "Not judged whether it is a spike. Steps 1 to 8 were not judged: a rule needs the 8 losses before a step."
+    assert said in _facts(panel, 8)
+    assert "udged" not in _facts(panel, 9) + _facts(panel, SPIKE)
+
+
 def test_a_run_without_spikes(tmp_path):
     shutil.copytree(runs.recorded_read_only(), tmp_path / "calm")
     runs.edit_json(tmp_path / "calm" / "run.json", lambda m: m["spikes"].update(window=50))
     panel = Panel(tmp_path, "calm")
     assert panel.spikes.options == (("none found", None),) and panel.spikes.value is None
     assert panel.step.value == runs.STEPS and "0 spikes" in seen(panel) and panel.last_error is None
-    assert "validation loss" in _facts(panel, 10)
+    assert "validation loss" in _facts(panel, 10) and f"None of these {runs.STEPS} steps was judged" in _facts(panel, 10)
 
 
 def _facts(panel: Panel, step: int) -> str:

@@ -60,6 +60,8 @@ def spikes(
             echo(" ".join(filter(None, ["no spikes.", opened[0].unjudged()])))
         for row in found.itertuples():
             echo(f"step {row.step} (segment {row.segment}), {row.rule}: {row.explanation}")
+        if len(found) and (unjudged := opened[0].unjudged()):
+            echo(unjudged, err=True)
         return
     from ..detection.detecting import detect_spikes
 

@@ -131,17 +131,26 @@ class RecordedRun:
     def unjudged(self) -> str:
         """A sentence on the steps at the start that no rule of `spikes` could judge, but `non_finite`; "" if there are
         none. A rule needs a full window of finite losses before a step (see `spikes.SpikeDetector`)."""
-        frame = self.steps
-        own = frame[frame["segment"] == self.manifest.segments[0].segment]
-        window = self._settings.window
+        own, finite = self._first_segment()
+        needs = f"a rule needs the {self._settings.window} losses before a step"
         if own.empty:
             return ""
+        if (last := self.judged_after()) == math.inf:
+            return f"None of these {len(own)} steps was judged: {needs}, and there are {len(finite)} in all."
+        return f"Steps {own['step'].iloc[0]} to {last} were not judged: {needs}."
+
+    def judged_after(self) -> float:
+        """The last step of the first segment that `unjudged` is about; infinite, if no step was judged."""
+        _, finite = self._first_segment()
+        window = self._settings.window
+        return math.inf if len(finite) <= window else finite[window - 1].item()
+
+    def _first_segment(self) -> tuple[pd.DataFrame, np.ndarray]:
+        """The rows of `steps` in the first segment, and the steps there with a finite loss."""
+        frame = self.steps
+        own = frame[frame["segment"] == self.manifest.segments[0].segment]
         losses = own["loss"].to_numpy(dtype=float, na_value=np.nan) if "loss" in own else np.full(len(own), np.nan)
-        there = own["step"].to_numpy()[recorded(own, "loss") & np.isfinite(losses)]
-        needs = f"a rule needs the {window} losses before a step"
-        if len(there) <= window:
-            return f"None of these {len(own)} steps was judged: {needs}, and there are {len(there)} in all."
-        return f"Steps {own['step'].iloc[0]} to {there[window - 1]} were not judged: {needs}."
+        return own, own["step"].to_numpy()[recorded(own, "loss") & np.isfinite(losses)]
 
     def rollbacks(self) -> pd.DataFrame:
         """Where training was taken back (see `recovery`): unstable_step, left (its segment), reason, step (the state

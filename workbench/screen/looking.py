@@ -50,8 +50,8 @@ class Look:
 
     def step_facts(self) -> str:
         explanations = self.opened.explanations(self.step, self.segment)
-        carried = self.opened.carried(self.step, self.segment)
-        return views.step_facts(self.opened.row(self.step, self.segment), explanations, carried)
+        more = self.opened.unjudged(self.step, self.segment) + self.opened.carried(self.step, self.segment)
+        return views.step_facts(self.opened.row(self.step, self.segment), explanations, more)
 
     def estimate(self) -> str:
         try:

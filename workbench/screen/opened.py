@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,16 @@ class Opened:
         """Why a step is a spike; nothing if it is none."""
         own = (self.spikes["step"] == step) & (self.spikes["segment"] == segment)
         return self.spikes.loc[own, "explanation"].tolist()
+
+    def unjudged(self, step: int, segment: int) -> list[str]:
+        """That no rule could judge the step, if so: it may stand out all the same."""
+        if segment != self.run.manifest.segments[0].segment or step > self._judged_after:
+            return []
+        return [] if self.explanations(step, segment) else [f"Not judged whether it is a spike. {self.run.unjudged()}"]
+
+    @functools.cached_property
+    def _judged_after(self) -> float:
+        return self.run.judged_after()
 
     def carried(self, step: int, segment: int) -> list[str]:
         """Whose batch carried the step, where several ranks trained together; else nothing."""

@@ -176,9 +176,16 @@ def test_experiments_stand_beside_the_untouched_step():
             ("drop-row=2", 3.8, 2.2, 0.036, "head", 0.0058, 2.8, np.inf, ""),
         )
     )
-    assert rows[0] == ["untouched", "4.100", "1.800", "0.03600", "head 0.0055", "2.810", "2.920", ""]
-    assert rows[1] == ["lr=0.5x", "4.100 ±0", "1.800", "0.01800", "head 0.0028", "2.810 ≈ 0", "2.950 +0.030", "eager"]
+    assert rows[0] == ["untouched", "4.100", "1.800", "0.03600", "head 0.0055", "2.810", "2.920"]
+    assert rows[1] == ["lr=0.5x", "4.100 ±0", "1.800", "0.01800", "head 0.0028", "2.810 ≈ 0", "2.950 +0.030"]
     assert rows[2][1] == "3.800 \N{MINUS SIGN}0.300" and rows[2][6] == "inf"
+
+
+def test_a_note_of_several_experiments_is_said_once_below_them():
+    eager = [(change, 4.1, 1.8, 0.018, "head", 0.0028, 2.81, 2.95, "performed eagerly") for change in ("eps=1", "lr=1")]
+    frame = experiments(UNTOUCHED, *eager, ("batch=skip", NAN, NAN, NAN, "", NAN, 2.8, 2.9, "not performed"))
+    said = plain(cause_view.experiments(frame, 72)).split()
+    assert " ".join(said).endswith("eps=1, lr=1: performed eagerly. batch=skip: not performed.")
 
 
 def test_a_step_that_was_left_out_has_no_numbers_and_one_that_is_nan_says_so():
@@ -191,6 +198,6 @@ def test_a_step_that_was_left_out_has_no_numbers_and_one_that_is_nan_says_so():
 def test_experiments_are_labelled_and_escaped():
     evil = (EVIL, 4.1, 1.8, 0.018, EVIL, 0.0028, 2.81, 2.95, EVIL)
     markup = cause_view.experiments(experiments(UNTOUCHED, evil, sentence=EVIL, notices=[EVIL]), 1072)
-    assert "<script" not in markup and markup.count("&lt;script&gt;") == 5
+    assert "<script" not in markup and markup.count("&lt;script&gt;") == 6  # the change twice: its note names it
     assert "Interventions: each is a replay of step 1,072 with exactly one thing changed" in plain(markup)
     assert "mean loss of the 8 steps after" in plain(markup).replace("\N{NO-BREAK SPACE}", " ")

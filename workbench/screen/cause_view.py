@@ -169,7 +169,6 @@ def experiments(frame: pd.DataFrame, step: int) -> str:
             cell_html(f"{escaped(row.worst)} <small>{number(row.worst_ratio, 2)}</small>" if row.worst else ""),
             _beside(row, "next_mean", beside),
             _beside(row, "next_max", beside),
-            cell(row.notes, left=True, wrap=True, least="16em" if row.notes else "0"),
         ]
         lines.append(f"<tr>{''.join(cells)}</tr>")
     head = [
@@ -182,9 +181,19 @@ def experiments(frame: pd.DataFrame, step: int) -> str:
     ]
     return (
         f'<div style="{LINES}">{escaped(LABEL.format(step=step))} {escaped(frame.attrs.get("sentence", ""))}</div>'
-        + table([*head, "notes"], "".join(lines), height=24)
+        + table(head, "".join(lines), height=24)
+        + "".join(small(f"{', '.join(changes)}: {note}.") for note, changes in _notes(frame).items())
         + small(" ".join(frame.attrs.get("notices", [])))
     )
+
+
+def _notes(frame: pd.DataFrame) -> dict[str, list[str]]:
+    """What is to be said of changes, and of which ones: below the table, which they would make too wide."""
+    said: dict[str, list[str]] = {}
+    for row in frame.itertuples():
+        if row.notes:
+            said.setdefault(row.notes, []).append(row.change)
+    return said
 
 
 def _beside(row: Any, name: str, untouched: pd.Series | None) -> str:

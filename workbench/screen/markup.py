@@ -83,13 +83,13 @@ LEFT = (
 CELL = "padding:3px 6px"
 
 
-def cell(value: Any, left: bool = False, wrap: bool = False, least: str = "0") -> str:
-    return cell_html(escaped(value), left, wrap, least)
+def cell(value: Any, left: bool = False, wrap: bool = False) -> str:
+    return cell_html(escaped(value), left, wrap)
 
 
-def cell_html(value: str, left: bool = False, wrap: bool = False, least: str = "0") -> str:
-    """A cell of a table. `least`: its width, where it wraps beside cells that do not."""
-    lines = f"overflow-wrap:anywhere;max-width:none;min-width:{least}" if wrap else "white-space:nowrap"
+def cell_html(value: str, left: bool = False, wrap: bool = False) -> str:
+    """A cell of a table."""
+    lines = "overflow-wrap:anywhere;max-width:none;min-width:0" if wrap else "white-space:nowrap"
     return f'<td style="text-align:{"left" if left else "right"};{lines};{CELL}">{value}</td>'
 
 

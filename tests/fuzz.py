@@ -8,6 +8,7 @@ readers execute a line, or say a sentence, that none before it did is kept and c
 """
 
 import argparse
+import faulthandler
 import json
 import os
 import random
@@ -25,6 +26,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 
 from workbench import manifest, snapshot, telemetry, trace, verdict
 from workbench.checkpoints import checkpoint_reader, checkpoint_writer
@@ -407,6 +409,10 @@ class Hang(BaseException):
 
 
 def _hang(number, frame):
+    """Shows what each thread does and has taken: the time may be that of one which an earlier input left behind."""
+    faulthandler.dump_traceback(all_threads=True)
+    taken = [one.user_time + one.system_time for one in psutil.Process().threads()]
+    print(f"signal {number}; seconds of the processor, by thread: {taken}", file=sys.stderr, flush=True)
     raise Hang
 
 

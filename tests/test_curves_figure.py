@@ -107,8 +107,23 @@ def test_what_was_not_logged_says_so():
 def test_a_million_steps_are_few_points():
     values = np.full(1_000_000, 2.0)
     values[654_321] = 7.0
-    axes = overlay([Drawn("one", 0, {"loss": [curve(values)]})], ["loss"], 1, 1_000_000).axes[0]
-    assert len(line(axes, "one").get_xdata()) < 4000 and line(axes, "one").get_ydata().max() == 7.0
+    one = Drawn("one", 0, {"loss": [curve(values)]})
+    figure = overlay([one], ["loss"], 1, 1_000_000)
+    (area,) = figure.axes[0].patches
+    assert len(area.get_xy()) < 5000 and area.get_xy()[:, 1].max() == 7.0
+    low, high = figure.axes[0].get_ylim()
+    assert low < 2.0 < 7.0 < high and legend(figure) == ["one"] and inside(figure)
+    assert {to_hex(area.get_facecolor()).upper(), to_hex(area.get_edgecolor()).upper()} == {COLOURS[0]}
+
+
+def test_a_dense_curve_that_one_sees_through_or_that_has_gaps_stays_a_line():
+    values = np.full(10_000, 2.0)
+    values[654] = 7.0
+    behind = Drawn("one", 0, {"loss": [curve(values)]}, smoothed={"loss": [curve(values[1:])]})
+    dashed = Drawn("one", 0, {"loss": [curve(values, segment=1)]})
+    for run, label in ((behind, "_one"), (dashed, "one")):
+        axes = overlay([run], ["loss"], 1, 10_000, smooth=2).axes[0]
+        assert not axes.patches and line(axes, label).get_ydata().max() == 7.0
 
 
 def test_bad_arguments_are_named():

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from workbench.screen.thinning import thinned, thinned_marks
+from workbench.screen.thinning import outlined, thinned, thinned_marks
 
 
 def long(count=60_000, seed=0):
@@ -13,13 +13,16 @@ def long(count=60_000, seed=0):
     return np.cumsum(draw.integers(1, 4, count)), 2 + draw.standard_normal(count)
 
 
-def pixels(x, y, low, high, width=400):
+def pixels(x, y, low, high, width=400, area=False):
     """The rows that each column of a picture has ink in."""
     figure = Figure(figsize=(width / 100, 3), dpi=100)
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
-    axes.plot(x, y, color="black", lw=0.72, antialiased=False, snap=False)
+    if area:
+        axes.fill(x, y, color="black", lw=0.72, antialiased=False, snap=False)
+    else:
+        axes.plot(x, y, color="black", lw=0.72, antialiased=False, snap=False)
     axes.set(xlim=(low, high), ylim=(-4, 12))
     canvas.draw()
     ink = np.asarray(canvas.buffer_rgba())[:, :, 0] < 128
@@ -70,16 +73,24 @@ def flat(count):
     return np.full(count, 2.5)
 
 
-@pytest.mark.parametrize("shape", [noise, steep, walk, stairs, flat])
+def gap(count):
+    """A quarter of the steps were not logged: see below."""
+    return noise(count)
+
+
+@pytest.mark.parametrize("shape", [noise, steep, walk, stairs, flat, gap])
 def test_the_picture_is_that_of_the_whole_curve(shape):
     steps, values = long(20_000)[0], shape(20_000)
     values[9000] = 11
+    if shape is gap:
+        steps, values = (np.delete(array, slice(10_000, 15_000)) for array in (steps, values))
     low, high = steps[0], steps[-1]
     x, y = thinned(steps, values, low, high, 400)
     assert (x[0], y[0], x[-1], y[-1]) == (steps[0], values[0], steps[-1], values[-1])
     whole, part = pixels(steps, values, low, high), pixels(x, y, low, high)
+    area = pixels(*outlined(steps, values, low, high, 400), low, high, area=True)
     for column in range(1, 399):  # a point on the border of two columns has ink in either
-        for a, b in ((whole, part), (part, whole)):
+        for a, b in ((whole, part), (part, whole), (whole, area), (area, whole)):
             near = np.concatenate(b[column - 1 : column + 2])
             assert near.min() - 1 <= a[column].min() and a[column].max() <= near.max() + 1, column
 
@@ -91,6 +102,15 @@ def test_a_dense_curve_is_drawn_from_extreme_to_extreme():
     columns = values.reshape(400, -1)
     ranges = columns.max(axis=1) - columns.min(axis=1)
     assert len(x) < 2.1 * 400 and np.abs(np.diff(y)).sum() < 1.2 * ranges.sum()
+
+
+def test_the_outline_of_a_dense_curve_is_a_fraction_of_its_line():
+    steps, values = np.arange(40_000), noise(40_000)
+    values[7000] = 30.0
+    (_, outline), (_, line) = outlined(steps, values, 0, 39_999, 400), thinned(steps, values, 0, 39_999, 400)
+    assert np.abs(np.diff(outline)).sum() < 0.3 * np.abs(np.diff(line)).sum()
+    assert (outline.min(), outline.max()) == (values.min(), 30.0)
+    assert outlined(steps[:1000], values[:1000], 0, 39_999, 400) is None
 
 
 def test_few_points_stay_as_they_are_with_their_neighbours():

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Polygon
 
 from ..errors import WorkbenchError
 from ..figures import (
@@ -34,7 +35,7 @@ from ..figures import (
     step_axis,
 )
 from .curve import GRAD_NORM, LABELS, LOSS, VALIDATION, Curve
-from .thinning import thinned, thinned_marks
+from .thinning import outlined, thinned, thinned_marks
 from .timeline_figure import DOTTED_STEPS, LOG_ABOVE
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, BLACK)
@@ -137,13 +138,11 @@ def _panel(
         width = 1.1 + 0.7 * max(0, min(len(runs), 3) - 1 - number)
         over = run.smoothed.get(quantity)
         for curve in run.curves.get(quantity, ()):
-            x, y = thinned(curve.steps, curve.values, left, right)
-            shown.append(y)
             style: dict[str, Any] = {"color": color, "ls": DASHES[curve.segment % len(DASHES)], "lw": width}
             style["label"] = f"_{run.name}" if run.smoothed else run.name
             if over is not None:
                 style |= {"alpha": FAINT_RAW, "ls": "-", "lw": 0.8}
-            axes.plot(x, y, marker="." if len(x) <= DOTTED_STEPS else None, ms=4, **style)
+            shown.append(_line(axes, curve, left, right, style))
             broken |= _broken(axes, curve, left, right, color)
         for curve in over or ():
             x, y = thinned(curve.steps, curve.values, left, right)
@@ -173,6 +172,21 @@ def _panel(
         axes.set_ylim(*sorted([0.0, 2 * float(values[0])]))
     for run in runs:
         _marks(axes, quantity, run, left, right)
+
+
+def _line(axes: Axes, curve: Curve, left: float, right: float, style: Mapping[str, Any]) -> np.ndarray:
+    """Draws a curve; returns the values that stand for it. A dense one is an area, unless one would see through it,
+    darker where its border is, or its line is to have gaps."""
+    outline = outlined(curve.steps, curve.values, left, right) if style["ls"] == "-" and "alpha" not in style else None
+    if outline is None:
+        x, y = thinned(curve.steps, curve.values, left, right)
+        axes.plot(x, y, marker="." if len(x) <= DOTTED_STEPS else None, ms=4, **style)
+        return y
+    points = np.stack(outline, axis=1)
+    axes.plot([], [], **style)  # for the legend
+    axes.add_artist(Polygon(points, color=style["color"], lw=style["lw"], joinstyle="round", zorder=2))
+    axes.update_datalim(points)  # add_patch would, too, but a point at a time
+    return outline[1]
 
 
 def _broken(axes: Axes, curve: Curve, left: float, right: float, color: str) -> bool:

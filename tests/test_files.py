@@ -24,6 +24,17 @@ def test_write_atomic_replaces_the_content(tmp_path):
     assert os.listdir(tmp_path) == ["a.json"]
 
 
+def test_what_comes_first_finds_the_content_without_its_name(tmp_path):
+    path = tmp_path / "a.json"
+    files.write_atomic(path, b"old")
+    found = []
+    files.write_atomic(path, b"new", first=lambda: found.extend(one.read_bytes() for one in tmp_path.iterdir()))
+    assert sorted(found) == [b"new", b"old"] and path.read_bytes() == b"new"
+    with pytest.raises(ZeroDivisionError):
+        files.write_atomic(path, b"newer", first=lambda: 1 / 0)
+    assert [one.read_bytes() for one in tmp_path.iterdir()] == [b"new"]
+
+
 @pytest.mark.parametrize("failing", ["replace", "fsync"])
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, failing):
     path = tmp_path / "a.json"
@@ -62,6 +73,13 @@ def test_content_is_flushed_before_it_gets_its_name(tmp_path, monkeypatch):
     noted("replace")
     files.write_atomic(tmp_path / "a", b"x")
     assert done == ["fsync", "replace", "fsync"]  # the content, the rename, the folder
+
+
+def test_a_failed_write_names_the_file_that_was_asked_for(tmp_path):
+    for path in (tmp_path / "none" / "a.json", tmp_path):
+        with pytest.raises(OSError) as caught:
+            files.write_atomic(path, b"new")
+        assert caught.value.filename == str(path) and ".tmp" not in str(caught.value)
 
 
 def test_temporary_names_are_hidden_beside_the_file_and_keep_its_suffix(tmp_path):

@@ -23,16 +23,18 @@ def test_everything_is_saved_in_order_and_off_this_thread():
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_no_more_than_so_many_are_unfinished(limit):
-    saver, go, begun = Saver(limit), threading.Event(), []
+    saver, go, arrived, begun = Saver(limit), threading.Event(), threading.Event(), []
 
     def slow(number):
         begun.append(number)
+        arrived.set()
         assert go.wait(30)
 
     for number in range(limit):
         saver.put(Save(number, lambda number=number: slow(number)))
     last = threading.Thread(target=lambda: saver.put(Save("last", lambda: begun.append("last"))))
     last.start()
+    assert arrived.wait(30)
     last.join(0.2)
     assert last.is_alive() and begun == [0]  # the loop waits, and the first is still being written
     go.set()

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from . import early_flush
 from .digests import Beside, started
 from .reserving import reserve
 
@@ -29,17 +30,26 @@ def sha256(chunks: bytes | Iterable[bytes | memoryview]) -> str:
     return digest.hexdigest()
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes, first: Callable[[], object] = lambda: None) -> None:
     """Writes a temporary file beside `path`, flushes it to the disk, then renames it over `path`.
 
     A reader sees the old file or the new one, never a part; a failure leaves the old file and no temporary one.
+
+    Args:
+        first: called when the content is on the disk, before it gets its name.
+
+    Raises:
+        OSError: it can't be written; it names `path`, not the temporary file.
     """
     temporary = temporary_beside(path)
     try:
         write_flushed(temporary, [content])
+        first()
         commit(temporary, path)
-    except BaseException:
+    except BaseException as error:
         discard(temporary)
+        if isinstance(error, OSError) and str(error.filename) == str(temporary):
+            error.filename, error.filename2 = str(path), None  # nobody has heard of the temporary one
         raise
 
 
@@ -72,8 +82,9 @@ def write_flushed(path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
 
 
 def write_together(files: Mapping[Path, Iterable[bytes | memoryview]]) -> dict[Path, Written]:
-    """Writes files, in their order, and flushes all of them to the disk: a large one while the next is written. Large
-    ones are also hashed meanwhile. Their names are durable only once their folders are synced.
+    """Writes files, in their order, and flushes all of them to the disk: a large one while the next is written, small
+    ones at the end, when a journal takes them together. Large ones are also hashed meanwhile. Their names are durable
+    only once their folders are synced.
 
     Args:
         files: the chunks of each, which must not change until this returns.
@@ -93,25 +104,28 @@ def write_together(files: Mapping[Path, Iterable[bytes | memoryview]]) -> dict[P
             digests, size = stack.enter_context(Beside(expected)), 0
             for chunk in chunks:
                 digests.update(chunk)
-                size += len(chunk)
+                start, size = size, size + len(chunk)
                 while len(chunk):
                     chunk = chunk[os.write(descriptor, chunk) :]
+                if size - start >= LARGE:
+                    early_flush.begin(descriptor, start, size - start)
+            if size < LARGE:
+                early_flush.begin(descriptor, 0, size)
             written[path] = size, digests
             flushes.append(stack.enter_context(_Flush(descriptor, size)))
-        for flush in flushes:
+        for flush in sorted(flushes, key=lambda one: one.begun):
             flush.wait()
         return {path: Written(size, **digests.found()) for path, (size, digests) in written.items()}
 
 
 class _Flush:
-    """The flushing of a file, begun: by a thread if it is large, which has ended when this is left."""
+    """The flushing of a file, done once it was waited for: that of a large one is begun by a thread, which has ended
+    when this is left."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._descriptor = descriptor
         self._error: BaseException | None = None
         self._thread = started(self._run) if size >= LARGE else None
-        if self._thread is None:
-            os.fsync(descriptor)
 
     def __enter__(self) -> _Flush:
         return self
@@ -120,9 +134,15 @@ class _Flush:
         if self._thread is not None:
             self._thread.join()
 
+    @property
+    def begun(self) -> bool:
+        return self._thread is not None
+
     def wait(self) -> None:
         if self._thread is not None:
             self._thread.join()
+        else:
+            os.fsync(self._descriptor)
         if self._error is not None:
             raise self._error
 

@@ -22,6 +22,7 @@ from ..ranks.rank_parts import SUFFIX as RANKS
 from ..snapshot import State
 from ..tensor_places import Place
 from ..trees import layouts
+from .checkpoint_names import committed
 from .commit import (
     CURSOR,
     OPTIMIZER,
@@ -107,21 +108,17 @@ def write(
         raise
     if base is not None:
         entries[base.name] = FileEntry(base.bytes, base.sha256, base.xxh3)
-    sync_folder(folder)  # the names of the parts, before that of the record which vouches for them
     optional: dict[str, Any] = {"taken": taken or msgspec.UNSET, "layouts": orders or msgspec.UNSET}
     record = Commit(run=run, step=state.step, segment=segment, files=entries, state=lanes, t=t, **optional).sealed()
-    write_atomic(folder / f"{name}.json", pretty_json(record))
+    # The names of the parts are durable before that of the record which vouches for them; after its content, for a
+    # file system with a journal has then written both at once.
+    write_atomic(folder / f"{name}.json", pretty_json(record), first=lambda: sync_folder(folder))
     return record
 
 
 def _before(folder: Path, step: int, segment: int, run: str) -> Commit | None:
     """The last checkpoint before this one, if it can be read. Which one it is decides nothing but what is shared."""
-    keys = []
-    for path in folder.glob("*.json"):
-        number, _, other = path.stem.partition(".s")
-        if number.isdecimal() and (other.isdecimal() or not other):
-            keys.append((int(number), int(other or 0)))
-    last = max((key for key in keys if key < (step, segment)), default=None)
+    last = max((key for key in committed(folder) if key < (step, segment)), default=None)
     try:
         record = None if last is None else read_commit(folder, *last)
     except CheckpointError:

@@ -128,6 +128,22 @@ def test_each_part_of_a_state_has_its_own_lane(method):
         assert [name for name in LANES if found[name] != whole[name]] == [lane]
 
 
+@pytest.mark.parametrize("sizes", [[0, 0, 400_000], [400_000, 1, 0], [1] * 40 + [300_000] * 3, [90_000] * 20, [5]])
+def test_a_lane_that_is_read_in_parts_is_hashed_as_one_stream(sizes):
+    draw = np.random.default_rng(3)
+    values = {f"{place:03}": draw.standard_normal(size, np.float32) for place, size in enumerate(sizes)}
+    weights = {path: mx.array(array) for path, array in values.items()}
+    other = {f"{path}.x": array for path, array in reversed(weights.items())}
+    moments = {f"{path}.v": weights[path] for path in list(weights)[1:]}  # not of all, so that lanes are cut elsewhere
+    found = lanes(weights, other | moments, (0, 0), {})
+    assert found["weights"] == fingerprint(weights) and found["other"] == fingerprint(other)
+    assert found["adam_v"] == fingerprint(moments) and found["adam_m"] == fingerprint({})
+    stream = b"".join(
+        f"{path}\0{mx.float32}\0{array.shape}\0".encode() + array.tobytes() for path, array in values.items()
+    )
+    assert found["weights"] == xxhash.xxh3_128_hexdigest(stream)
+
+
 def test_a_method_of_another_workbench_is_refused_by_name():
     assert [known_method(name, "run") for name in METHODS] == list(METHODS)
     with pytest.raises(RunError, match="runs/mine was fingerprinted with crc32; this workbench has xxh3_128, "):

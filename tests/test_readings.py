@@ -23,8 +23,14 @@ def half():
     return model
 
 
+def wide():
+    """Its state is read in several parts, and none of its arrays is as large as another."""
+    return nn.Sequential(nn.Linear(4, 500), nn.Tanh(), nn.Linear(500, 300), nn.Tanh(), nn.Linear(300, 1))
+
+
 JOBS = {
     "float32": {},
+    "in parts": {"model": wide, "compile": True},
     "bfloat16": {"model": half},
     "accumulation": {"accumulate": 2},
     "compiled": {"compile": True},

@@ -25,6 +25,9 @@ from .telemetry import LANES
 # Named in the manifest: another hash of the same state is no evidence.
 BYTES, MIXED = "xxh3_128", "xxh3_128 of mix32x2"
 METHODS = (BYTES, MIXED)
+# A state is read in parts, each as soon as it is computed: bytes that are worth one, and parts at most. Only the last,
+# a sixteenth, is read when nothing is computed any more; and each costs MLX an evaluation.
+_PART, _PARTS = 1 << 19, 16
 
 
 def method_here() -> str:
@@ -53,17 +56,29 @@ def fingerprint(tensors: Mapping[str, mx.array], method: str = BYTES, squares: d
         named = sorted(tensors)
         return _of_digests(_headers(tensors, named), digests([tensors[path] for path in named]))
     paths = tuple(sorted(tensors))
-    return _of_bytes(_forms(paths), [tensors[path] for path in paths], squares)
-
-
-def _of_bytes(forms: _Forms, arrays: Sequence[mx.array], squares: dict[str, float] | None) -> str:
-    """The fingerprint of arrays under the paths of `forms`. `squares` as of `fingerprint`."""
-    mx.eval(arrays)
-    headers, floats = forms.of(arrays)
-    found = xxhash.xxh3_128()
-    update = found.update
+    stream = _Stream(_forms(paths), [tensors[path] for path in paths])
     with quiet():
-        for path, header, is_float, array in zip(forms.paths, headers, floats, arrays, strict=True):
+        stream.take(slice(None), squares)
+    return stream.digest.hexdigest()
+
+
+class _Stream:
+    """The stream that a lane is hashed as, of arrays under the paths of `forms`, which may be taken in several goes.
+
+    Attributes:
+        arrays: in the order of the paths.
+        digest: of what was taken.
+    """
+
+    def __init__(self, forms: _Forms, arrays: list[mx.array]) -> None:
+        self.arrays, self.digest = arrays, xxhash.xxh3_128()
+        self._forms = list(zip(forms.paths, *forms.of(arrays), arrays, strict=True))
+
+    def take(self, which: slice, squares: dict[str, float] | None) -> None:
+        """The next ones, once they are computed; within `quiet`. `squares` as of `fingerprint`."""
+        update = self.digest.update
+        mx.eval(self.arrays[which])
+        for path, header, is_float, array in self._forms[which]:
             update(header)
             memory = memoryview(array)  # type: ignore[arg-type]  # for a moment: the handle may be the caller's
             if not memory.c_contiguous:  # made row-major: squares of the array are added in an order of its own
@@ -74,7 +89,6 @@ def _of_bytes(forms: _Forms, arrays: Sequence[mx.array], squares: dict[str, floa
                 squares[path] = quiet_square_sum(np.frombuffer(memory, FLOAT), update)
             else:
                 squares[path] = 0.0
-    return found.hexdigest()
 
 
 class _Forms:
@@ -175,20 +189,53 @@ class BytesPlan:
     """The arrays of each lane of a state, which need not be evaluated yet."""
 
     def __init__(self, weights: Mapping[str, mx.array], optimizer: Mapping[str, mx.array]) -> None:
-        self._lanes = [
-            (lane, _forms(paths), [(weights if lane == "weights" else optimizer)[path] for path in paths])
+        self._lanes = {
+            lane: _Stream(_forms(paths), [(weights if lane == "weights" else optimizer)[path] for path in paths])
             for lane, paths in _paths_of_lanes(tuple(weights), tuple(optimizer))
+        }
+        self._cuts = _cuts_of(tuple([tuple([one.nbytes for one in lane.arrays]) for lane in self._lanes.values()]))
+        self._squares: dict[str, float] = {}
+        self._taken = False
+
+    def parts(self) -> list[list[mx.array]]:
+        """The arrays in the order in which they are read: each part has a stretch of every lane."""
+        lanes = self._lanes.values()
+        return [
+            [array for lane, cut in zip(lanes, cuts, strict=True) for array in lane.arrays[cut]] for cuts in self._cuts
         ]
+
+    def take(self) -> None:
+        """Reads all arrays, one part after another, each once it is computed."""
+        for lane in self._lanes.values():
+            lane.digest.reset()  # an interrupt may have cut it off before
+        with quiet():
+            for cuts in self._cuts:
+                for (name, lane), cut in zip(self._lanes.items(), cuts, strict=True):
+                    lane.take(cut, None if name == "weights" else self._squares)
+        self._taken = True
 
     def lanes(
         self, rng: Iterable[int], cursor: Mapping[str, Any], squares: dict[str, float] | None = None
     ) -> dict[str, str]:
         """The fingerprints. `squares` as of the function `lanes`."""
-        found = {
-            lane: _of_bytes(forms, arrays, squares if lane != "weights" else None)
-            for lane, forms, arrays in self._lanes
-        }
-        return _with_json(found, rng, cursor)
+        if not self._taken:
+            self.take()
+        if squares is not None:
+            squares |= self._squares
+        return _with_json({name: lane.digest.hexdigest() for name, lane in self._lanes.items()}, rng, cursor)
+
+
+@functools.lru_cache(maxsize=64)
+def _cuts_of(sizes: tuple[tuple[int, ...], ...]) -> list[list[slice]]:
+    """Where to cut lanes of arrays of these sizes in bytes, so that each part has about as much of every lane: a kernel
+    computes a weight together with its `m` and `v`."""
+    parts = min(max(sum(map(sum, sizes)) // _PART, 1), _PARTS)
+    ends = []
+    for lane in sizes:
+        before = np.cumsum([0, *lane])
+        ends.append(np.searchsorted(before, before[-1] * np.arange(parts + 1) / parts).tolist())
+        ends[-1][-1] = len(lane)
+    return [[slice(own[part], own[part + 1]) for own in ends] for part in range(parts)]
 
 
 class LanePlan:

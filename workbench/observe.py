@@ -18,11 +18,11 @@ from .bits import bits_float, float_bits, json_float
 from .checkpoints.checkpoint_reader import read
 from .errors import ChangedByHand, TelemetryError
 from .experiment import Batch, Experiment, random_key, set_random_key
-from .fingerprint import method_here
+from .fingerprint import MIXED, method_here
 from .norms import square_sums
 from .rate_scale import rate_paths as paths_of_rates
 from .rate_scale import scale_schedules
-from .readings import HostReading, Norms, Read, Reading, reading
+from .readings import HostReading, HostState, Norms, Read, Reading, reading
 from .readings import moment_paths as moment_paths
 from .snapshot import restore
 from .step import Stepper, StepResult, optimizer_states
@@ -112,17 +112,27 @@ def measure_alongside(stepper: Stepper, *, hold: bool = False) -> Stepper:
         hold: have the observation keep hold of the state's arrays, for who will capture the state.
     """
 
+    ahead: list[HostState] = []  # of the step that is being computed
+
+    def parts() -> list[list[mx.array]]:
+        if method_here() == MIXED:  # read where it is computed
+            return []
+        ahead[:] = [HostState(stepper.experiment, method_here())]
+        return ahead[0].parts
+
     def ask(batch: Batch, gradients: Mapping[str, mx.array], activations: Mapping[str, mx.array]) -> Reading:
-        found = reading(stepper.experiment, batch, gradients, activations, method_here())
+        state = ahead.pop() if ahead else None
+        found = reading(stepper.experiment, batch, gradients, activations, method_here(), state)
         found.hold = hold
         if isinstance(found, HostReading):
             outputs, parameters = _layers(stepper)
             found.norms = _roots((found.activations, outputs), (found.gradients, parameters))
             named = zip(ARRAYS, found.norms, strict=False)  # the first two
             found.ready = {name: (norms, array_fields(name, norms)) for name, norms in named}
+            found.take()  # last: it waits for the update
         return found
 
-    stepper.ask = ask
+    stepper.ask, stepper.parts = ask, parts
     return stepper
 
 

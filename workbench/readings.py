@@ -61,10 +61,26 @@ class _Reading:
         del self._plan
 
 
+class HostState:
+    """The arrays of a state that is being computed, to be read on the host.
+
+    Attributes:
+        weights, optimizer: new handles of them, by path.
+        plan: of the fingerprints.
+        parts: the arrays in the order in which they are read; none where that is in one go.
+    """
+
+    def __init__(self, experiment: Experiment, method: str) -> None:
+        self.weights, self.optimizer = state_handles(experiment)
+        self.plan = (LanePlan if method == MIXED else BytesPlan)(self.weights, self.optimizer)
+        self.parts = self.plan.parts() if isinstance(self.plan, BytesPlan) else []
+
+
 class HostReading(_Reading):
     """
     Args:
         gradients, activations: of the step, which is being computed or has been. The state is the one after it.
+        state: its arrays, where somebody has found them just now.
 
     Attributes:
         batch_hash: of the batch.
@@ -82,13 +98,21 @@ class HostReading(_Reading):
         gradients: Mapping[str, mx.array],
         activations: Mapping[str, mx.array],
         method: str,
+        state: HostState | None = None,
     ) -> None:
-        self.batch, self.method, self.batch_hash = batch, method, batch_hash(batch)
-        self.weights, self.optimizer = state_handles(experiment)
-        self._plan = (LanePlan if method == MIXED else BytesPlan)(self.weights, self.optimizer)
+        self.batch, self.method = batch, method
+        if state is None:
+            state = HostState(experiment, method)
+        self.weights, self.optimizer, self._plan = state.weights, state.optimizer, state.plan
+        self.batch_hash = batch_hash(batch)
         self.moments = _moments(self.optimizer, gradients)
         self.activations = square_sums(activations)  # which waits for the backward pass, not for the update
         self.gradients = square_sums(gradients)
+
+    def take(self) -> None:
+        """Reads each part of the state as soon as the update has computed it."""
+        if isinstance(self._plan, BytesPlan):
+            self._plan.take()
 
     def read(self, rng: Iterable[int], cursor: Mapping[str, Any]) -> Read:
         """After the step."""
@@ -155,15 +179,17 @@ def reading(
     gradients: Mapping[str, mx.array],
     activations: Mapping[str, mx.array],
     method: str,
+    state: HostState | None = None,
 ) -> Reading:
     """A reading on the device that computes the step, if it can be done there.
 
     Args:
         method: of the fingerprints.
+        state: as of a `HostReading`.
     """
     if method == MIXED and cuda.available():
         return DeviceReading(experiment, batch, gradients, activations)
-    return HostReading(experiment, batch, gradients, activations, method)
+    return HostReading(experiment, batch, gradients, activations, method, state)
 
 
 def _moments(optimizer: Iterable[str], parameters: Iterable[str]) -> list[dict[str, str]]:

@@ -67,13 +67,6 @@ class StepResult:
     asked: Asked | None = None
 
 
-class Loss(float):
-    """A loss as a recorder returns it: a number that, like an MLX array, has an `item()`."""
-
-    def item(self) -> float:
-        return float(self)
-
-
 def micro_batches(batch: Batch, parts: int) -> list[Batch]:
     """Cuts the leading axis of every array into `parts` equal pieces.
 
@@ -177,6 +170,8 @@ class Stepper:
         owned: the trainable parameters of each layer.
         ask: if set, called with the batch, gradients and activations of each step while it is being computed: first
             forward and backward pass, then the update, so that who waits for gradients has them before that is done.
+        parts: where `ask` is set: gives arrays of the new state in the order in which they are read there, in parts.
+            Each part is evaluated by itself, so that it can be read while those after it are computed.
         relaid: shapes of the parameters, by path, whose strides MLX had left to chance: at the start, and after a step.
     """
 
@@ -192,6 +187,7 @@ class Stepper:
                 "rebuild the model that the run was recorded with"
             )
         self.ask: Callable[[Batch, dict[str, mx.array], dict[str, mx.array]], Asked] | None = None
+        self.parts: Callable[[], Sequence[Sequence[mx.array]]] = tuple
         self._step: Callable[..., Any] | None = None
         self._order: list[str] = []
         self._numbers: dict[int, Number] = {}  # of the batch before
@@ -217,6 +213,8 @@ class Stepper:
         found = self._fix_strides() if self._free else {}
         if self.ask is not None:
             mx.async_eval(loss, grad_norm, activations, gradients)
+            for part in self.parts():
+                mx.async_eval(part)
         state = [weight_arrays(self.experiment), self.experiment.optimizer.state, random_state()]
         outputs: list[Any] = [loss, grad_norm, gradients, activations, tokens, *state]
         outputs += [state_arrays(tree) for tree in extras.trees(self.experiment.extra)]
@@ -258,7 +256,7 @@ class Stepper:
         Raises:
             ExperimentError: the optimizer's state is in another dict now.
         """
-        if self._step is None:
+        if self._step is None or not self.experiment.options.compile:
             return
         states = optimizer_states(self.experiment.optimizer)
         if any(now is not then for now, then in zip(states, self._containers, strict=True)):

@@ -115,7 +115,7 @@ def live(path, resume, *, said=lambda text: None, between=lambda step: None, **s
             for batch in recording.batches(STEPS):
                 recording.step(batch)
                 between(recording.step_number)
-            lanes = recording._lanes
+            lanes = recording._standing.at.lanes
         return lanes
     finally:
         checkpoint_writer.write, checkpoint_writer.delete = write, delete

@@ -91,6 +91,32 @@ def between(name, **more):
     return lambda recorder: once(recorder._out, name, **more)
 
 
+@pytest.mark.filterwarnings("ignore:loss_fn.cut is a list")
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_first_step_of_a_process_that_was_cut_off_is_none(tmp_path, compile):
+    """Its batch is the next step's, and what MLX's trace left in place of arrays is put back."""
+    cut = []
+
+    def loss_fn(model, x, y):
+        if cut:
+            raise cut.pop()
+        return mse(model, x, y)
+
+    def made():
+        return wb.Experiment(mlp(0.2), optim.AdamW(1e-2), loss_fn, None, wb.StepOptions(compile=compile))
+
+    for steps, goes_on in ((4, {}), (7, {"resume": True, "begins_again": False})):
+        job, cut[:] = made(), [KeyboardInterrupt]
+        options = {"compile": compile, "save_every": 100, **goes_on}
+        with wb.Recorder(tmp_path / "run", job.model, job.optimizer, loss_fn, **options) as recorder:
+            with pytest.raises(KeyboardInterrupt):
+                recorder.step(batches()[recorder.step_number])
+            for batch in batches()[recorder.step_number : steps]:
+                recorder.step(batch)
+    found = wb.open_run(tmp_path / "run").verify(replay=STEPS, experiment=made())
+    assert found.whole and found.exact and sum(one.kind == "step" for one in found.checks) == 7, found.sentence()
+
+
 CASES = {
     # name: what raises, the batches at which it does, steps that count in the end, more
     "before a line": (lambda r: once(r._out, "append", line_of(5)), [5], 9, {}),
@@ -197,7 +223,7 @@ def test_a_batch_that_was_drawn_for_a_step_that_never_began(tmp_path, taken):
                     if len(drawn) == 6:
                         if not taken:
                             raise KeyboardInterrupt
-                        once(recorder, "_self_checking")
+                        once(recorder._first_steps, "of_next")
                     recorder.step(batch)
         recorder.close()
     assert len(drawn) == STEPS + 1
@@ -206,7 +232,7 @@ def test_a_batch_that_was_drawn_for_a_step_that_never_began(tmp_path, taken):
 
 
 def test_a_stored_batch_that_was_taken_for_a_step_that_never_began(tmp_path):
-    came, said = recorded(tmp_path / "run", lambda recorder: once(recorder, "_self_checking"))
+    came, said = recorded(tmp_path / "run", lambda recorder: once(recorder._first_steps, "of_next"))
     assert came == [3] and said == []
     assert_whole(tmp_path / "run", 9)
 

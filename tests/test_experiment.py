@@ -100,6 +100,30 @@ def test_a_batch_is_a_tuple_of_row_major_arrays():
     assert memoryview(turned).c_contiguous
 
 
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ([[1, 2], [3]], "the batch holds a list that makes no array .*: pad what has rows of several lengths"),
+        ((mx.ones(2), (mx.ones(2), mx.ones(3))), "the batch holds a tuple that makes no array"),
+        ([mx.ones(2, mx.bfloat16)], "the batch holds a list that makes no array"),
+        (np.zeros(2, np.longdouble), f"an array of {np.dtype(np.longdouble)}, which MLX has nothing for; convert it"),
+    ],
+)
+def test_what_makes_no_array_is_refused_in_a_sentence(part, words):
+    with pytest.raises(ExperimentError, match=words):
+        as_batch((mx.ones(2), part))
+
+
+@pytest.mark.parametrize("kind", [">f4", ">i4", ">u2", ">f2", ">c8", "<f4"])
+def test_arrays_of_numpy_in_another_order_of_bytes_or_read_backwards(kind):
+    values = np.arange(12).reshape(4, 3).astype(kind)
+    wanted = np.arange(12).reshape(4, 3).astype(np.dtype(kind).newbyteorder("="))
+    for given, expected in ((values, wanted), (values[::-1], wanted[::-1]), (values[:, ::-2], wanted[:, ::-2])):
+        (array,) = as_batch(given)
+        assert np.asarray(array).tobytes() == np.ascontiguousarray(expected).tobytes()
+        assert batch_hash((array,)) == batch_hash((mx.array(np.ascontiguousarray(expected)),))
+
+
 def test_batch_hash_is_sha256_over_dtype_shape_and_bytes():
     batch = (mx.array([[1, 2], [3, 4]], dtype=mx.int32), mx.array([1.5], dtype=mx.bfloat16))
     expected = hashlib.sha256(b"mlx.core.int32(2, 2)" + np.array([1, 2, 3, 4], "<i4").tobytes())

@@ -182,6 +182,22 @@ def test_batches_end_with_the_sampler_and_with_the_count(tmp_path):
 # --------------------------------------------------------------------------------------------------------- checkpoints
 
 
+def test_a_batch_that_is_used_twice_is_told_once(tmp_path):
+    """A replay would draw the one after it."""
+    with pytest.warns(UserWarning, match="step 4 was given a batch that an earlier step used") as said:
+        with recorder(tmp_path / "run") as recording:
+            for batch in recording.batches(7):
+                recording.step(batch)
+                if recording.step_number > 2:
+                    recording.step(batch)
+    assert len(said) == 1
+    run = open_run(tmp_path / "run")
+    exact(run, 3)
+    trace = run.replay(4, experiment=runs.build(), with_probe=False)
+    assert "the first difference is batch_hash at step 4" in trace.sentence()
+    assert any("an earlier step used" in one for one in trace.notices)
+
+
 def test_save_every_0_keeps_the_first_and_the_last_state(tmp_path, whole):
     run = record(tmp_path / "run", 12, save_every=0)
     assert run.checkpoints == [(0, 0), (12, 0)]
@@ -647,7 +663,7 @@ def test_a_segment_whose_state_was_lost_before_its_first_step_has_no_seam(tmp_pa
             recording.step(batch)
         recording.checkpoint()
         halve(recording.experiment)
-        monkeypatch.setattr(recording, "_save_now", lambda state, lanes=None: None)
+        monkeypatch.setattr(recording._keeper, "save", lambda state, lanes: None)
         recording.open_segment()
     run = record(tmp_path / "run", 9, resume=True)
     assert [(entry.start, run.seam(entry.segment)) for entry in run.manifest.segments] == [(0, []), (6, [])]
@@ -822,7 +838,7 @@ def test_a_copy_of_the_telemetry(tmp_path, whole):
 def test_the_copy_can_not_be_the_original_or_a_folder(tmp_path):
     """Every line would stand twice; and a run whose recording could not begin is none."""
     path = tmp_path / "run"
-    for copy, error in ((path / "telemetry.jsonl", RunError), (tmp_path, IsADirectoryError)):
+    for copy, error in ((path / "telemetry.jsonl", RunError), (tmp_path, ExperimentError)):
         with pytest.raises(error), recorder(path, copy_telemetry_to=copy) as recording:
             recording.step(next(recording.experiment.sampler))
         assert not (path / "run.json").exists()

@@ -249,13 +249,13 @@ def test_a_fork_of_a_run_that_was_taken_back_has_its_rate(tmp_path):
             it.step(batch)
             if it.rolled_back is not None:
                 experiment.sampler.at = ()
-        lanes = it._lanes
+        lanes = it._standing.at.lanes
     point = wb.fork_point(tmp_path / "run", 12, segment=1, experiment=make())
     fork = make()
     with Recorder(tmp_path / "fork", *runs.parts(fork), compile=False, fork=point, spikes=None) as it:
         for batch in it.batches(16):
             it.step(batch)
-        assert it._lanes == lanes
+        assert it._standing.at.lanes == lanes
     replays(open_run(tmp_path / "fork"), 0, range(13, 17), make)
 
 

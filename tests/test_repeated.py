@@ -41,7 +41,7 @@ for epoch in range(epochs):
             recorder.open_segment()
         x = mx.array(data[rows])
         loss = recorder.step((x, mx.sin(x.sum(1, keepdims=True))))
-        print(number, loss.item())
+        print(number, loss.item(), loss.tolist(), loss.shape)
         if number == kill:
             recorder._out.saves.checkpointer.wait()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -104,6 +104,34 @@ def test_a_resume_winds_the_iterator_on_and_checks_what_it_passes(tmp_path):
         record(tmp_path / "copy", 12, sampler=stream(epochs=1), resume=8)
 
 
+def test_a_resume_says_which_batches_the_loop_had_left_out(tmp_path):
+    job = build()
+    with wb.Recorder(tmp_path / "run", job.model, job.optimizer, mse, stream(), save_every=4, spikes=None) as recorder:
+        for number, batch in enumerate(recorder.batches(4), 1):
+            if number not in (2, 3):
+                recorder.step(batch)
+    assert recorder.step_number == 4
+    words = (
+        "batch 2 is not the one that step 2 .* used; its batch 4 is. The loop drew batches 2 to 3 and did not train on"
+    )
+    with pytest.raises(ExperimentError, match=words):
+        record(tmp_path / "run", sampler=stream(), resume=True)
+    with pytest.raises(ExperimentError, match="batch 1 is not .*, nor is one of the next 100: it gives other batches"):
+        record(tmp_path / "run", sampler=stream(seed=1), resume=True)
+    batches, job = list(stream()), build()
+    with wb.Recorder(
+        tmp_path / "run", job.model, job.optimizer, mse, save_every=4, spikes=None, resume=True
+    ) as recorder:
+        for number, batch in enumerate(batches, 1):
+            if number not in (2, 3):
+                recorder.step(batch)
+    _, whole = record(tmp_path / "whole", sampler=[batch for at, batch in enumerate(batches, 1) if at not in (2, 3)])
+    run = wb.open_run(tmp_path / "run")
+    assert [wb.open_run(tmp_path / "whole").line(step, 0).loss_bits for step in range(1, 9)] == [
+        run.line(step, run.manifest.segments[-1].segment).loss_bits for step in range(1, 9)
+    ]
+
+
 def test_branches_of_a_run_each_have_their_own_batches(tmp_path):
     record(tmp_path / "run", 8, sampler=stream())
     job = build()

@@ -5,13 +5,11 @@ Knows MLX; nothing of any particular model, data or trainer.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,38 +19,24 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from . import extras
+from .batch_arrays import Batch as Batch
+from .batch_arrays import as_batch as as_batch
+from .batch_arrays import batch_hash as batch_hash
+from .cursors import Sampler
+from .cursors import read_cursor as read_cursor
 from .errors import ExperimentError
-from .files import canonical_json
 from .frozen import Frozen
-from .host import raw_views
-from .numbered_batch import NumberedBatch, arguments, is_number, numbers_of, spelled
 from .plain_batches import PlainBatches
-from .plain_json import plain_json
-from .trees import Leaves, is_row_major
+from .plain_numbers import real, truth, whole
+from .random_state import random_key as random_key
+from .random_state import random_state as random_state
+from .random_state import set_random_key as set_random_key
+from .trees import Leaves, other_strides, put_arrays, settled, state_arrays
 from .trees import has_free_stride as has_free_stride
-from .trees import other_strides as other_strides
-from .trees import put_arrays as put_arrays
 from .trees import replace_arrays as replace_arrays
 from .trees import row_major as row_major
-from .trees import settled as settled
-from .trees import state_arrays as state_arrays
 
-Batch = tuple[mx.array, ...]
 LossFunction = Callable[..., Any]
-
-
-@runtime_checkable
-class Sampler(Protocol):
-    """A stream of batches that knows where it stands.
-
-    `state_dict()` is the cursor: a few JSON values that say where the stream stands after the batch handed out last,
-    never after one that was fetched ahead. `load_state_dict(cursor)` puts the stream there.
-    """
-
-    def __iter__(self) -> Iterator[Any]: ...
-    def __next__(self) -> Any: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, cursor: dict[str, Any]) -> None: ...
 
 
 class StepOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,10 +48,17 @@ class StepOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     deterministic: bool = True  # on a GPU: gradients free of the order of atomics (see `deterministic`)
 
     def __post_init__(self) -> None:
-        if self.accumulate < 1:
-            raise ExperimentError(f"accumulate is {self.accumulate}; expected at least 1 micro-batch a step")
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise ExperimentError(f"clip is {self.clip}; expected a positive gradient norm, or none to switch it off")
+        micro_batches, clip = whole(self.accumulate), None if self.clip is None else real(self.clip)
+        if micro_batches is None or not 1 <= micro_batches < 2**31:
+            raise ExperimentError(f"accumulate is {self.accumulate!r}; expected at least 1 micro-batch a step")
+        if self.clip is not None and (clip is None or not 0 < clip < math.inf):
+            raise ExperimentError(f"clip is {self.clip!r}; expected a positive gradient norm, or none to switch it off")
+        msgspec.structs.force_setattr(self, "accumulate", micro_batches)
+        msgspec.structs.force_setattr(self, "clip", clip)
+        for name in ("compile", "deterministic"):
+            if (chosen := truth(getattr(self, name))) is None:
+                raise ExperimentError(f"{name} is {getattr(self, name)!r}; expected True or False")
+            msgspec.structs.force_setattr(self, name, chosen)
 
 
 @dataclass
@@ -105,6 +96,7 @@ class Experiment:
     _leaves: dict[str, Leaves] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._refuse_other_kinds()
         if not isinstance(self.sampler, Sampler):
             self.sampler = PlainBatches(self.sampler)
         if self.options is None:
@@ -123,6 +115,19 @@ class Experiment:
         extras.check(self.extra, self.options.compile)
         self.frozen = Frozen(self.model)
 
+    def _refuse_other_kinds(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise ExperimentError(f"the model is {_kind(self.model)}; expected an mlx.nn.Module")
+        if isinstance(self.optimizer, type) or not all(hasattr(self.optimizer, one) for one in _OF_OPTIMIZERS):
+            raise ExperimentError(
+                f"the optimizer is {_kind(self.optimizer)}; expected one of mlx.optimizers, such as "
+                "mlx.optimizers.AdamW(1e-3)"
+            )
+        if not isinstance(self.extra, dict):
+            raise ExperimentError(
+                f"extra is {_kind(self.extra)}; expected a dict of what else the step reads and changes, by name"
+            )
+
     def _refuse_without_functions(self) -> None:
         if self.loss_fn is None and self.step_fn is None:
             raise ExperimentError(
@@ -140,6 +145,7 @@ class Experiment:
         MLX picks matmul kernels by memory layout. A transposed view stays one (`trees.layout`), for a loop without a
         recorder would use it so; what has gaps, or an axis of length 1, becomes row-major.
         """
+        self._refuse_betas_of_numpy()
         ensure_initialised(self.optimizer, self.model)
         for tree in (self.model, self.optimizer.state, *extras.trees(self.extra)):
             arrays = state_arrays(tree)
@@ -156,12 +162,30 @@ class Experiment:
                 "else is saved and restored with its state"
             )
 
+    def _refuse_betas_of_numpy(self) -> None:
+        """They make moments of numpy, which stay unseen until a state is to be put back."""
+        for member in getattr(self.optimizer, "optimizers", [self.optimizer]):
+            betas = getattr(member, "betas", ())
+            if isinstance(betas, (list, tuple)) and any(isinstance(one, np.generic) for one in betas):
+                raise ExperimentError(
+                    f"betas of the optimizer {type(member).__name__} are numbers of numpy; such a number times an "
+                    "array of MLX is an array of numpy, which no checkpoint holds. Give it numbers of Python: "
+                    f"betas={tuple(map(float, betas))}"
+                )
+
     def leaves(self, name: str, tree: Any) -> Leaves:
         """The arrays of a tree of this experiment that every step asks for, by a name of its own."""
         found = self._leaves.get(name)
         if found is None or found.tree is not tree:
             found = self._leaves[name] = Leaves(tree)
         return found
+
+
+_OF_OPTIMIZERS = ("init", "update", "state")
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
 
 
 def _nothing() -> None:
@@ -193,109 +217,8 @@ def put_kept(experiment: Experiment, values: Mapping[str, mx.array]) -> None:
     extras.put(experiment.extra, values)
 
 
-def read_cursor(sampler: Sampler) -> dict[str, Any]:
-    """The sampler's cursor, copied all the way down: a sampler may hand out the object that it goes on changing.
-
-    Raises:
-        ExperimentError: JSON would not give the same cursor again (a tuple becomes a list, and that is all).
-    """
-    cursor = plain_json(sampler.state_dict(), "the sampler's cursor", "state_dict()")
-    if not isinstance(cursor, dict):
-        raise ExperimentError(f"the sampler's cursor is a {type(cursor).__name__}; expected a dict of JSON values")
-    return cursor
-
-
 def ensure_initialised(optimizer: optim.Optimizer, model: nn.Module) -> None:
     """Creates the optimizer's state unless it exists: on lazy creation MLX fills whatever is missing with zeros."""
     members = getattr(optimizer, "optimizers", [optimizer])
     if not all(getattr(member, "_initialized", False) for member in members):
         optimizer.init(model.trainable_parameters())
-
-
-def as_batch(batch: Any) -> Batch:
-    """A batch as a tuple of row-major MLX arrays; a `NumberedBatch` if it has numbers of Python or numpy.
-
-    Args:
-        batch: an array, or a tuple or list of arrays (MLX or numpy) and numbers.
-
-    Raises:
-        ExperimentError: it holds something else.
-    """
-    if isinstance(batch, Mapping):
-        names = ", ".join(f"batch[{name!r}]" for name in batch) + "," * (len(batch) == 1)
-        raise ExperimentError(
-            f"the batch holds a {type(batch).__name__}; expected its arrays alone, in the order of the arguments of "
-            f"the step or loss function, which gets them one by one: recorder.step(({names}))"
-        )
-    parts: list[Any] = arguments(batch) if isinstance(batch, NumberedBatch) else _parts(batch)
-    arrays = tuple([_row_major(part) for part in parts])
-    mx.eval(arrays)
-    numbers = {place: part for place, part in enumerate(parts) if is_number(part)}
-    return NumberedBatch(arrays, numbers) if numbers else arrays
-
-
-def _parts(batch: Any) -> list[Any]:
-    return list(batch) if isinstance(batch, (tuple, list)) else [batch]
-
-
-def _row_major(part: Any) -> mx.array:
-    """A new handle. Nothing is computed for an array that is row-major as it is: waking MLX's thread takes a while."""
-    array = copy(part) if isinstance(part, mx.array) else _as_array(part)
-    return array if is_row_major(array) else row_major(array)
-
-
-def _as_array(part: Any) -> mx.array:
-    values = np.asarray(part)
-    if values.dtype.kind not in "biufc":
-        raise ExperimentError(
-            f"the batch holds a {type(part).__name__}; expected an array of numbers, or a tuple or list of them"
-        )
-    return mx.array(values)
-
-
-def batch_hash(batch: Batch) -> str:
-    """SHA-256 over dtype, shape and raw bytes of each array, in order; and over the numbers, if there are any."""
-    digest = _BLANK.copy()
-    for array, view in zip(batch, raw_views(batch), strict=True):
-        digest.update(_form(array.dtype, array.shape))
-        if view.size:
-            digest.update(view.data)
-    if numbers := numbers_of(batch):
-        digest.update(canonical_json(spelled(numbers)))
-    return digest.hexdigest()
-
-
-_BLANK = hashlib.sha256()  # copied: a new one makes OpenSSL look for the algorithm each time
-
-
-@functools.lru_cache(maxsize=64)
-def _form(dtype: mx.Dtype, shape: tuple[int, ...]) -> bytes:
-    return f"{dtype}{shape}".encode()
-
-
-def random_state() -> mx.array:
-    """This thread's random state: uint32[2]. MLX's own object has no type for its only item."""
-    state: Any = mx.random.state
-    return state[0]
-
-
-def random_key() -> tuple[int, int]:
-    """The two words of this thread's random state.
-
-    Raises:
-        ExperimentError: it holds no numbers.
-    """
-    try:
-        high, low = cast(list[int], random_state().tolist())
-    except RuntimeError as error:
-        raise ExperimentError(
-            "the random state of this thread holds no numbers: a compiled function drew from mx.random without "
-            "mx.random.state among its inputs and outputs. Name it there, and call mx.random.seed(n) before going on"
-        ) from error
-    return high, low
-
-
-def set_random_key(key: tuple[int, int]) -> None:
-    """Restores the random state. `mx.random.state` refuses assignment, but `key(seed)` is the seed's two words."""
-    high, low = key
-    mx.random.seed((high << 32) | low)

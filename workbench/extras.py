@@ -32,7 +32,7 @@ def check(extra: Mapping[str, Any], compiled: bool) -> None:
         ExperimentError: something in `extra` can't be saved and restored.
     """
     for name, value in extra.items():
-        if not name or set(name) & set("@."):
+        if not isinstance(name, str) or not name or set(name) & set("@."):
             raise ExperimentError(f"extra has the name {name!r}; expected text without '.' and '@'")
         if _is_tree(value):
             leaves: dict[str, Any] = dict(tree_flatten(value))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.optimizers as optim
+import numpy as np
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -37,15 +38,57 @@ def other_parts(experiment: Experiment, manifest: Manifest) -> list[str]:
     return found
 
 
+def other_optimizer(found: dict[str, Any], expected: dict[str, Any], where: str = "") -> list[str]:
+    """Phrases on what an optimizer was told, and the recorded one was not.
+
+    Args:
+        found, expected: descriptions of both.
+        where: of a member, which one that is.
+    """
+    if found["class"] != expected.get("class"):
+        return [f"{where}optimizer is {found['class']}, recorded {expected.get('class')}"]
+    here, there = found.get("members", []), expected.get("members", [])
+    if len(here) != len(there):
+        return [f"{where}optimizer {found['class']} has {len(here)} members, recorded {len(there)}"]
+    unlike = []
+    for name in (name for name in {**expected, **found} if name not in ("class", "members")):
+        have, want = found.get(name, "missing"), expected.get(name, "missing")
+        if have != want and not _unrecorded(want):
+            unlike.append(f"{where}optimizer {found['class']}: {name} is {have}, recorded {want}")
+    for number, (one, other) in enumerate(zip(here, there, strict=True)):
+        unlike += other_optimizer(one, other, f"{where}optimizers[{number}]: ")
+    return unlike
+
+
+def other_options(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """Phrases on options of the step that are others than the recorded ones."""
+    names = {**expected, **found}
+    return [
+        f"{name} is {found.get(name)}, recorded {expected.get(name)}"
+        for name in names
+        if found.get(name) != expected.get(name)
+    ]
+
+
+def _unrecorded(value: Any) -> bool:
+    """Of a number of numpy, runs recorded before these were described have the type alone."""
+    return isinstance(value, str) and value.startswith("<class 'numpy.")
+
+
 def _plain(value: Any) -> Any:
-    if isinstance(value, mx.array):
-        return value.tolist()
+    if isinstance(value, (mx.array, np.ndarray)):
+        return _plain(value.tolist())
+    if isinstance(value, np.generic):
+        return _plain(value.item()) if isinstance(value.item(), (bool, int, float)) else str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no word for it
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return (
-        value
-        if isinstance(value, (bool, int, float, str, type(None)))
-        else getattr(value, "__name__", str(type(value)))
-    )
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**63:
+        return str(value)  # more than JSON's readers take
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, (bool, int, float, type(None))):
+        return value
+    name = getattr(value, "__name__", None)
+    return name if isinstance(name, str) else str(type(value))

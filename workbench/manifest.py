@@ -155,7 +155,13 @@ class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def write(manifest: Manifest, folder: Path) -> None:
-    write_atomic(folder / NAME, pretty_json(manifest))
+    """
+    Raises:
+        RunError: `read` could not read it; nothing is written then.
+    """
+    content = pretty_json(manifest)
+    parsed(content, folder / NAME)
+    write_atomic(folder / NAME, content)
 
 
 def digest(content: bytes, segments: int | None = None) -> str:
@@ -195,6 +201,15 @@ def read(folder: Path) -> Manifest:
         raise RunError(f"{folder} is a file; expected the folder that a run was recorded in") from None
     except OSError as error:
         raise RunError(f"{path} can't be read ({error.strerror})") from error
+    return parsed(content, path)
+
+
+def parsed(content: bytes, path: Path) -> Manifest:
+    """The manifest that a file's content is; `path` is named in the sentence of the error.
+
+    Raises:
+        RunError: it is damaged, or of another version.
+    """
     try:
         version = msgspec.json.decode(content, type=_Version).format_version
         if version != VERSION:

@@ -22,25 +22,26 @@ from .reachable import Found, visit
 from .step import optimizer_states
 
 
-def outside(experiment: Experiment) -> Iterator[Found]:
-    """Arrays and plain values that a step can reach beside its state, each with path and place, and once."""
+def outside(experiment: Experiment, also: tuple[type, ...] = ()) -> Iterator[Found]:
+    """Arrays and plain values that a step can reach beside its state, each with path and place, and once; and the
+    instances of the classes in `also`."""
     trained = {id(array) for array in state_arrays(experiment.model).values()}
     seen = set()
-    for path, value, place in _reached(experiment):
+    for path, value, place in _reached(experiment, also):
         at = (path,) if place is None else (id(place.holder), plain_value(place.key))
         if id(value) not in trained and at not in seen:
             seen.add(at)
             yield path, value, place
 
 
-def _reached(experiment: Experiment) -> Iterator[Found]:
+def _reached(experiment: Experiment, also: tuple[type, ...]) -> Iterator[Found]:
     known = known_to(experiment)
-    yield from visit(experiment.model, "model", known_below_model(experiment))
+    yield from visit(experiment.model, "model", known_below_model(experiment), also)
     for path, optimizer in _optimizers(experiment):
-        yield from visit(attributes(optimizer), path, {id(optimizer.state)})
+        yield from visit(attributes(optimizer), path, {id(optimizer.state)}, also)
     for name, function in (("loss_fn", experiment.loss_fn), ("step_fn", experiment.step_fn)):
         if function is not None:
-            yield from visit(function, name, known)
+            yield from visit(function, name, known, also)
 
 
 def _optimizers(experiment: Experiment) -> Iterator[tuple[str, Any]]:

@@ -17,8 +17,8 @@ class PlainBatches:
         stream: an iterable of batches, gone through once; None: the loop hands each batch to the recorder.
 
     Attributes:
-        verify: called with step and batch when a resume passes over a batch that the run has used already; raises if it
-            is another one.
+        verify: called when a resume passes over a batch that the run has used already, with the step, that batch, and
+            the iterator of those that follow; raises if it is another one.
     """
 
     def __init__(self, stream: Iterable[Any] | None) -> None:
@@ -29,7 +29,7 @@ class PlainBatches:
             )
         self._stream = None if stream is None else iter(stream)
         self._step = self._drawn = 0
-        self.verify: Callable[[int, Any], None] = lambda step, batch: None
+        self.verify: Callable[[int, Any, Iterator[Any]], None] = lambda step, batch, following: None
 
     @property
     def handed_over(self) -> bool:
@@ -68,7 +68,7 @@ class PlainBatches:
         self._step = cursor["step"]
         while self._stream is not None and self._drawn < self._step:
             try:
-                self.verify(self._drawn + 1, next(self))
+                self.verify(self._drawn + 1, next(self), self)
             except StopIteration:
                 raise ExperimentError(
                     f"the iterator ended after {self._drawn} batches, before that of step {self._step}; pass one that "

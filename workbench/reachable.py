@@ -75,8 +75,12 @@ def walk(root: Any, path: str, skip: Collection[int] = ()) -> Iterator[tuple[str
     return ((found, value) for found, value, _ in visit(root, path, skip))
 
 
-def visit(root: Any, path: str, skip: Collection[int] = ()) -> Iterator[Found]:
-    """As `walk`, and the place of each: what holds it, and the key there; None where nothing else can be put."""
+def visit(root: Any, path: str, skip: Collection[int] = (), also: tuple[type, ...] = ()) -> Iterator[Found]:
+    """As `walk`, and the place of each: what holds it, and the key there; None where nothing else can be put.
+
+    Args:
+        also: classes of which each instance comes, too, as often as it is held; but for the root.
+    """
     seen = set(skip)
     todo: list[Found] = [(path, root, None)]
     for _ in range(_LIMIT):
@@ -86,6 +90,8 @@ def visit(root: Any, path: str, skip: Collection[int] = ()) -> Iterator[Found]:
         if is_a(value, (mx.array, np.number, *_PLAIN)):
             yield path, value, place
             continue
+        if value is not root and is_a(value, also):
+            yield path, value, place
         if id(value) in seen:
             continue
         seen.add(id(value))

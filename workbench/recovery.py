@@ -17,6 +17,7 @@ from typing import Literal, get_args
 
 from .blackbox import Held
 from .errors import ExperimentError
+from .plain_numbers import real, truth, whole
 
 Mode = Literal["off", "warn", "on"]
 
@@ -53,13 +54,21 @@ class Recovery:
         if self.mode not in get_args(Mode):
             raise ExperimentError(f"auto_rollback is {self.mode!r}; expected one of {', '.join(get_args(Mode))}")
         for name in ("window", "back", "limit"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ExperimentError(f"{name} of auto_rollback is {value!r}; expected a whole number from 1")
-        if not (isinstance(self.factor, int | float) and 1 < self.factor < math.inf):
+            value = whole(getattr(self, name))
+            if value is None or not 1 <= value < 2**31:
+                raise ExperimentError(
+                    f"{name} of auto_rollback is {getattr(self, name)!r}; expected a whole number from 1"
+                )
+            object.__setattr__(self, name, value)
+        factor, rate, skip = real(self.factor), real(self.rate), truth(self.skip_batch)
+        if factor is None or not 1 < factor < math.inf:
             raise ExperimentError(f"factor of auto_rollback is {self.factor!r}; expected a finite number above 1")
-        if not (isinstance(self.rate, int | float) and 0 < self.rate <= 1):
+        if rate is None or not 0 < rate <= 1:
             raise ExperimentError(f"rate of auto_rollback is {self.rate!r}; expected a number above 0, at most 1")
+        if skip is None:
+            raise ExperimentError(f"skip_batch of auto_rollback is {self.skip_batch!r}; expected True or False")
+        for name, found in (("factor", factor), ("rate", rate), ("skip_batch", skip)):
+            object.__setattr__(self, name, found)
 
     @classmethod
     def of(cls, given: Recovery | str) -> Recovery:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .errors import WorkbenchError
+from .plain_numbers import real, whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,15 +69,17 @@ class SpikeSettings:
     z: float = 6.0
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.window, int) and not isinstance(self.window, bool)
-        if not (whole and SMALLEST_WINDOW <= self.window < 2**31):
+        window = whole(self.window)
+        if window is None or not SMALLEST_WINDOW <= window < 2**31:
             raise WorkbenchError(
                 f"Spike window is {self.window!r}; expected a whole number of {SMALLEST_WINDOW} or more."
             )
+        object.__setattr__(self, "window", window)
         for name, value, least in (("factor", self.factor, 1), ("z", self.z, 0)):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and least < value < 1e300):
+            number = real(value)
+            if number is None or not least < number < 1e300:
                 raise WorkbenchError(f"Spike {name} is {value!r}; expected a finite number above {least}.")
+            object.__setattr__(self, name, number)
 
 
 @dataclass(frozen=True)

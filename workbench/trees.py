@@ -12,6 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
 
 from . import cuda
 from .errors import ExperimentError
@@ -198,6 +200,13 @@ def put_arrays(tree: Any, values: Mapping[str, mx.array]) -> None:
     there = state_arrays(tree)
     missed = [path for path, array in values.items() if there.get(path) is not array]
     if missed := [path for path in missed if not _stands_twice(tree, path, values, there)]:
+        leaves: dict[str, Any] = dict(tree_flatten(tree))
+        if isinstance(leaves.get(missed[0]), (np.ndarray, np.generic)):
+            raise ExperimentError(
+                f"{missed[0]} has become an array of numpy in the step, and no checkpoint holds that: a number of "
+                "numpy times an array of MLX is one of numpy. Give model and optimizer numbers of Python "
+                "(betas=(0.9, 0.99), float(momentum))"
+            )
         raise ExperimentError(
             f"{missed[0]} can't be restored where it is: it stands in a tuple, or two entries share that path; "
             "keep it in a list, a dict or a module, under a name of its own"

@@ -111,7 +111,7 @@ def _watched(recorder: Recorder, stack: contextlib.ExitStack) -> tuple[list[floa
     compared: list[float] = []
     split, looking = deduplication.split, [0.0]
     stack.callback(setattr, deduplication, "split", split)
-    checkpointer, captured = recorder._out.saves.checkpointer, recorder._captured
+    checkpointer, captured = recorder._out.saves.checkpointer, recorder._standing.captured
     put, write = checkpointer.put, checkpointer.write
     began = [0.0]
 
@@ -136,7 +136,7 @@ def _watched(recorder: Recorder, stack: contextlib.ExitStack) -> tuple[list[floa
         durable.append(time.perf_counter() - began[0])
 
     for owner, name, timed in (
-        (recorder, "_captured", timed_capture),
+        (recorder._standing, "captured", timed_capture),
         (checkpointer, "put", timed_put),
         (checkpointer, "write", timed_write),
         (deduplication, "split", timed_split),

@@ -17,7 +17,7 @@ from ..bits import bits_float
 from ..environment import differences, numeric_environment
 from ..errors import CheckpointError, ExperimentError
 from ..experiment import Experiment
-from ..hyperparameters import describe_optimizer, other_parts
+from ..hyperparameters import describe_optimizer, other_optimizer, other_options, other_parts
 from ..manifest import Manifest, Segment
 from ..observe import measure_alongside
 from ..plain_batches import PlainBatches
@@ -100,15 +100,18 @@ def origin(run: Run, resume: bool | int) -> Origin:
 
 
 def _refuse_another(experiment: Experiment, run: Run) -> None:
-    found, expected = describe_optimizer(experiment.optimizer), run.manifest.optimizer
-    options = msgspec.to_builtins(experiment.options)
-    if found != expected or options != run.manifest.options:
+    manifest = run.manifest
+    unlike = [
+        *other_optimizer(describe_optimizer(experiment.optimizer), manifest.optimizer),
+        *other_options(msgspec.to_builtins(experiment.options), manifest.options),
+        *other_parts(experiment, manifest),
+        *_other_batches(experiment, manifest),
+    ]
+    if unlike:
         raise ExperimentError(
-            f"this is not the experiment that {run.path} recorded: optimizer {found}, recorded {expected}; "
-            f"options {options}, recorded {run.manifest.options}"
+            f"this is not the experiment that {run.path} recorded: {'; '.join(unlike)}. Go on with what it recorded; "
+            "or begin a run of its own from its state (fork=workbench.fork_point(path, step))"
         )
-    if unlike := [*other_parts(experiment, run.manifest), *_other_batches(experiment, run.manifest)]:
-        raise ExperimentError(f"this is not the experiment that {run.path} recorded: {'; '.join(unlike)}")
 
 
 def _other_batches(experiment: Experiment, manifest: Manifest) -> list[str]:

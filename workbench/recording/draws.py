@@ -35,7 +35,6 @@ class Draws:
         check: whether the second batch is drawn twice.
 
     Attributes:
-        cursor: that of the state that the last step left.
         drawn: the batch that the next step is to use; None: it is not drawn yet, or by the loop itself.
         left_out: steps whose batch is to be left out when it comes.
     """
@@ -44,7 +43,7 @@ class Draws:
         self._experiment, self._path, self._check = experiment, path, check
         self._store = BatchStore(path, budget) if isinstance(experiment.sampler, PlainBatches) else None
         self._first: dict[str, Any] | None = None  # the cursor before the first batch
-        self.cursor: dict[str, Any] = {}
+        self._moves, self._told = False, False  # a batch moves the cursor; the user was told that one did not
         self.drawn: Drawn | None = None
         self.left_out: set[int] = set()
 
@@ -86,30 +85,33 @@ class Draws:
         self.drawn = Drawn(cursor, key, random_key())
         return batch
 
-    @property
-    def place(self) -> dict[str, Any]:
-        """The cursor of the state that the next step starts from."""
-        return self.cursor if self.drawn is None else self.drawn.cursor
+    def place(self, left: dict[str, Any]) -> dict[str, Any]:
+        """The cursor of the state that the next step starts from.
 
-    @property
-    def passed_over(self) -> bool:
-        """Whether a batch was drawn before that of the next step, and no step used it."""
-        return self.place != self.cursor
+        Args:
+            left: that of the state that the last step left.
+        """
+        return left if self.drawn is None else self.drawn.cursor
 
-    def take_back(self) -> None:
-        """After a step that was cut off: of batches that are stored, its own was not used."""
+    def passed_over(self, left: dict[str, Any]) -> bool:
+        """Whether a batch was drawn before that of the next step, and no step used it; `left` as of `place`."""
+        return self.place(left) != left
+
+    def take_back(self, left: dict[str, Any]) -> None:
+        """After a step that was cut off: of batches that are stored, its own was not used; `left` as of `place`."""
         if self._store is not None:
-            self._experiment.sampler.load_state_dict(self.cursor)
+            self._experiment.sampler.load_state_dict(left)
 
     def key(self) -> tuple[int, int]:
         """The random state between two steps: without what the sampler drew for a batch, which a replay draws again."""
         key = random_key()
         return self.drawn.key if self.drawn is not None and key == self.drawn.key_after else key
 
-    def use(self, batch: Batch, number: int, *, first: bool) -> dict[str, Any]:
+    def use(self, batch: Batch, number: int, left: dict[str, Any], *, first: bool) -> dict[str, Any]:
         """The cursor after the batch that step `number` is about to use. That of the second one is checked.
 
         Args:
+            left: as of `place`.
             first: no step was performed before it.
 
         Raises:
@@ -121,7 +123,7 @@ class Draws:
             self._store.refuse_beyond(batch)
             sampler.consumed()
             return read_cursor(sampler)
-        cursor, before = read_cursor(sampler), self.place
+        cursor, before = read_cursor(sampler), self.place(left)
         if first:
             self._first = before
         elif self._check and self._first is not None:
@@ -138,6 +140,26 @@ class Draws:
                 if around is not None:
                     around.put_back()
         return cursor
+
+    def repeated(self, number: int, left: dict[str, Any], cursor: dict[str, Any]) -> str | None:
+        """A sentence, if step `number` is about to use no batch of its own, though its sampler gives each step one.
+        Only the first time: it is a loop that makes several steps of a batch.
+
+        Args:
+            left: as of `place`.
+            cursor: after the batch.
+        """
+        moved = cursor != self.place(left)
+        again, self._moves = self._moves and not moved, self._moves or moved
+        if not again or self._told:
+            return None
+        self._told = True
+        return (
+            f"step {number} was given a batch that an earlier step used: the cursor of the sampler is as step "
+            f"{number - 1} left it. A replay draws the batch after it, so no step like this one can be replayed, "
+            "nor any between it and the next checkpoint. Draw a batch for each step, or leave the sampler out: the "
+            "recorder then stores the batches that it is given"
+        )
 
     def store(self, name: str, batch: Batch, step: int) -> str | None:
         """Stores the batch of a step under its hash, if batches are stored. Returns a sentence if it can't be."""

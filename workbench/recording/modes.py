@@ -91,7 +91,7 @@ class Modes:
         return (
             f"{what} is in {mode} mode since step {before}{why}. Dropout and batch normalisation do otherwise there, "
             f"and no checkpoint holds the mode: steps after {before} may not replay exactly. Call {call} before the "
-            "next step"
+            "next step (a step that sets the mode itself, before it computes, replays all the same)"
         )
 
     def _of_trained(self, shown: str, before: int) -> str:

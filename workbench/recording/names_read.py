@@ -80,6 +80,7 @@ class NamesRead:
                 return
 
     def _called(self, path: str, function: types.FunctionType, root: str) -> bool:
+        path = path.removesuffix(".__wrapped__")  # who wraps it calls it: `nn.value_and_grad(model, self.loss)`
         parts = path.split(".")
         name = function.__name__
         if name in _ONCE:  # of an object that is made: `super().__init__` stands in any library

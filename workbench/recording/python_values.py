@@ -8,18 +8,48 @@ the step reads by its name is left out. Knows experiments.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 import mlx.core as mx
+import mlx.nn as nn
 
-from ..bare_objects import is_a
+from ..bare_objects import attributes, is_a
 from ..experiment import Experiment
 from ..ignored import ignored
-from ..outside_state import outside
-from ..reachable import Found, Surroundings
-from .names_read import NamesRead
+from ..object_graph import Place
+from ..outside_state import containers, outside
+from ..rate_scale import Scaled
+from ..reachable import INHERITED
+from . import outer_modes
+from .held_marks import FILLED, Mark, Marks
+from .name_uses import NameUses
+from .outer_modes import MODE
 
-_SHOWN = 6  # names that a sentence is made for each time
-_BY_MLX = ("._initialized", "._training")  # of a replaced state; and `modes` tells of the latter
+_SHOWN = 6  # names that a sentence is made for each time; the others share one, of
+_NAMED = 20  # names
+_BY_MLX = ("._initialized", "._schedulers")  # of a replaced state; and of a rate that is set
+_OF_MODULE = (MODE, "._no_grad")
+
+
+class Seen(NamedTuple):
+    """
+    Attributes:
+        filled: it is a container, which a step may only put something in.
+    """
+
+    mark: Mark
+    place: Place | None
+    filled: bool
+
+
+class Other(NamedTuple):
+    name: str
+    then: Mark
+    now: Mark
+
+    @property
+    def is_mode(self) -> bool:
+        return self.name.endswith(MODE)
 
 
 class PythonValues:
@@ -31,72 +61,115 @@ class PythonValues:
         self._begin(0)
 
     def _begin(self, step: int) -> None:
-        self._then, self._unchanged = Surroundings(self._plain), step
+        self._then, self._unchanged = {path: seen.mark for path, seen in self._look().items()}, step
 
     def at_first_step(self, step: int) -> list[str]:
         """Before the first step, which comes after `step`: a sentence on each that is another one than when the
         recorder was made. Of those no more is said; the others count from now."""
-        others, _ = self._read(self._then.changed())
-        self._told |= {name for name, _ in others}
+        others = [one for one in self._others()[0] if not one.now.is_longer(one.then)]  # the loop got going
         self._begin(step)
-        return [
-            (
-                f"{name} is {now!r} at the first step, and was {then!r} when the recorder was made. A script that is "
-                "replayed is run up to its recorder, so it will have the latter: set it before that line"
-            )
-            for name, (then, now) in others[:_SHOWN]
-        ]
+        said = [_at_first_step(one) for one in others[:_SHOWN]]
+        if more := _names(others[_SHOWN:]):
+            said.append(f"{more}: what stands there at the first step is not what it was then, either")
+        return said
 
     def leave_out_changed(self) -> None:
         """Says nothing of those that are others now."""
-        self._told |= self._then.changed().keys()
+        self._told |= self._changed().keys()
 
     def changed(self, step: int) -> Iterator[tuple[str, int]]:
         """After a step: a sentence on each that is another one than at the start, once; and the last step at which it
         was not."""
         known, compiled = self._unchanged, self._experiment.options.compile
         self._unchanged = step
-        others, certain = self._some()
-        for name, (then, now) in others:
-            now_and_then = f"{name} is {now!r} now, but "
-            if compiled:
-                yield (
-                    (
-                        f"{now_and_then}the compiled step read it when it was traced, as {then!r}, and goes on with "
-                        "that: it is not what your loop would do uncompiled. Pass compile=False, or hand it over as an "
-                        "array in `extra`"
-                    ),
-                    known,
-                )
-            else:
-                steps = "that depend on it will not" if certain else "may not, if they depend on it,"
-                yield (
-                    (
-                        f"{now_and_then}no checkpoint holds it, and a replay starts with {then!r}, its first value: "
-                        f"steps after {known} {steps} replay exactly. Hand it over in `extra`, as an array or in an "
-                        "object with state_dict and load_state_dict, and call open_segment() after the loop has "
-                        "changed it"
-                    ),
-                    known,
-                )
+        others, certain = self._others()
+        for one in others[:_SHOWN]:
+            yield self._sentence(one, known, certain), known
+        if more := _names(others[_SHOWN:]):
+            end = "the compiled step goes on with those of the start"
+            if not compiled:
+                end = f"no checkpoint holds them: steps after {known} that depend on them will not replay exactly"
+            yield f"{more}: what stands there is not what it was at the start, either, and {end}", known
 
-    def _some(self) -> tuple[list[tuple[str, tuple[object, object]]], bool]:
-        others, certain = self._read(
-            {name: pair for name, pair in self._then.changed().items() if name not in self._told}
+    def _sentence(self, one: Other, known: int, certain: bool) -> str:
+        compiled = self._experiment.options.compile
+        if one.is_mode:
+            return outer_modes.changed(one.name, one.now.value, known, compiled=compiled)
+        now_and_then = f"{one.name} is {one.now.beside(one.then)} now, but "
+        if compiled:
+            return (
+                f"{now_and_then}the compiled step read it when it was traced, as {one.then.text}, and goes on with "
+                "that: it is not what your loop would do uncompiled. Pass compile=False, or hand it over as an array "
+                "in `extra`"
+            )
+        steps = "that depend on it will not" if certain else "may not, if they depend on it,"
+        return (
+            f"{now_and_then}no checkpoint holds it, and a replay starts with {one.then.text}, its first value: steps "
+            f"after {known} {steps} replay exactly. Hand it over in `extra`, as an array or in an object with "
+            "state_dict and load_state_dict, and call open_segment() after the loop has changed it"
         )
-        self._told |= {name for name, _ in others[:_SHOWN]}
-        return others[:_SHOWN], certain
 
-    def _read(self, changed: dict[str, tuple[object, object]]) -> tuple[list[tuple[str, tuple[object, object]]], bool]:
-        """Those that the step may read, and whether it does by name."""
+    def _others(self) -> tuple[list[Other], bool]:
+        """Those that the step may read and that are others now, of which nothing is said from now on; and whether it
+        does read them by name."""
+        changed = {name: seen for name, seen in self._changed().items() if name not in self._told}
         if not changed:
             return [], True
-        names, places = NamesRead(self._experiment), self._then.places()
-        return [one for one in changed.items() if names.reads(one[0], places.get(one[0]))], names.known
+        uses = NameUses(self._experiment)
+        read = {
+            name: seen
+            for name, seen in changed.items()
+            if name.endswith(MODE)
+            or (uses.reads_contents(name, seen.place) if seen.filled else uses.reads(name, seen.place))
+        }
+        self._told |= read.keys()
+        return [
+            Other(name, self._then[name], read[name].mark) for name in outer_modes.outermost(list(read))
+        ], uses.known
 
-    def _plain(self) -> Iterator[Found]:
-        for path, value, place in outside(self._experiment):
-            if is_a(value, mx.array) or path.endswith(_BY_MLX):
+    def _changed(self) -> dict[str, Seen]:
+        return {
+            path: seen
+            for path, seen in self._look().items()
+            if path in self._then
+            and self._then[path].content != seen.mark.content
+            # The class has another number now, and says so by a path of its own.
+            and not (seen.place is not None and seen.place.kind == INHERITED)
+        }
+
+    def _look(self) -> dict[str, Seen]:
+        """Each value as it is now, by its path."""
+        found: dict[str, Seen] = {}
+        marks, known = Marks(), set(containers(self._experiment))
+        own = {id(attributes(module)) for module in self._experiment.model.modules()}
+        for path, value, place in outside(self._experiment, (object,)):
+            if is_a(value, (mx.array, nn.Module)) or path.endswith(_BY_MLX) or ignored(path, self._ignore):
                 continue
-            if not ignored(path, self._ignore):
-                yield path, value, place
+            if path.endswith(_OF_MODULE) and (place is None or id(place.holder) in own):
+                continue  # `modes` tells of them
+            if is_a(value, Scaled):  # by the recorder, for a rollback
+                value = value.schedule
+            filled = is_a(value, FILLED)
+            if filled and id(value) in known:  # of the state; or a container that another path has, too
+                continue
+            if filled:
+                known.add(id(value))
+            if path not in found and (mark := marks.of(value)) is not None:
+                found[path] = Seen(mark, place, filled)
+        for path, training in outer_modes.modes_of(self._experiment.extra):
+            found[path] = Seen(Mark(training, value=training), None, False)
+        return found
+
+
+def _at_first_step(one: Other) -> str:
+    if one.is_mode:
+        return outer_modes.at_first_step(one.name, one.now.value)
+    return (
+        f"{one.name} is {one.now.beside(one.then)} at the first step, and was {one.then.text} when the recorder was "
+        "made. A script that is replayed is run up to its recorder, so it will have the latter: set it before that line"
+    )
+
+
+def _names(others: list[Other]) -> str:
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    return ", ".join(one.name for one in others[:_NAMED]) + more

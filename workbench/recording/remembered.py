@@ -1,4 +1,4 @@
-"""What the last step left, remembered to tell later whether the loop has changed it.
+"""The learning rates that the last step left, remembered to tell later whether the loop has set others.
 
 Knows experiments and states; nothing of folders or telemetry but what a line says of edits.
 """
@@ -18,13 +18,7 @@ from ..telemetry import Edits
 
 
 class Remembered:
-    """
-    Attributes:
-        rng: the random state; None: of a run that begins with whatever there is.
-    """
-
     def __init__(self) -> None:
-        self.rng: tuple[int, int] | None = None
         self._rates: tuple[list[str | None], list[RateArray | None]] = [], []
         self._rate_arrays: dict[str, mx.array] = {}
 
@@ -36,13 +30,14 @@ class Remembered:
             path: copy.copy(rate) for path, one in states if (rate := one.get("learning_rate")) is not None
         }
 
-    def edits(self, experiment: Experiment, key: tuple[int, int]) -> Edits:
+    def edits(self, experiment: Experiment, key: tuple[int, int], left: tuple[int, int] | None) -> Edits:
         """What the loop changed between two steps, of what a replay can change too.
 
         Args:
             key: the random state now.
+            left: the one that the last step left.
         """
-        rng = None if key == self.rng else key
+        rng = None if key == left else key
         if (rates := (learning_rates(experiment), rate_arrays(experiment))) == self._rates:
             return Edits(rng=rng)
         return Edits(rng=rng, learning_rate=rates[0], rate_arrays=rates[1] if any(rates[1]) else None)

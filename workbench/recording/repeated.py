@@ -8,15 +8,15 @@ Knows a run and batches; nothing of steps or recorders.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable
 
 from ..bits import bits_float
 from ..errors import ExperimentError
 from ..experiment import Batch, batch_hash, random_key, set_random_key
 from ..run import Run
-from ..step import Loss
 from .random_keys import Key, left_by
+from .returned_loss import ReturnedLoss
+from .users_line import warn
 
 log = logging.getLogger("workbench")
 
@@ -45,7 +45,7 @@ class Repeated:
         self._first = run.manifest.segments[0].start + 1
         self.passed, self.ended = 0, last < self._first or begins_again is False
 
-    def take(self, batch: Batch, *, asked: bool = False) -> Loss | None:
+    def take(self, batch: Batch, *, asked: bool = False) -> ReturnedLoss | None:
         """The loss that the run logged for this batch; None: it is to be trained on.
 
         Args:
@@ -76,18 +76,17 @@ class Repeated:
         if step == self._last:
             self._restore()
             self._end()
-        return Loss(bits_float(loss))
+        return ReturnedLoss(bits_float(loss))
 
     def _warn_of_another(self, batch: Batch) -> None:
         """Of a loop that goes on: once, if the run had used another batch before it broke off."""
         line = self._run.line(self._last + 1, self._segment) if self._said is False else None
         self._said = None
         if line is not None and isinstance(line.batch_hash, str) and line.batch_hash != batch_hash(batch):
-            warnings.warn(
+            warn(
                 f"the batch of step {self._last + 1} is another than the one that {self._run.path} used before it was "
                 "broken off: the run goes on otherwise than it would have without a break (numbers that the loop drew "
                 "after the last checkpoint are not drawn again)",
-                stacklevel=4,
             )
 
     def _end(self) -> None:
@@ -116,20 +115,18 @@ class Repeated:
                 *(self._run.path, self._first, self._last, nxt),
             )
             if len(used) > 1:
-                warnings.warn(
+                warn(
                     f"the run used its first batch again at step {used[1]}, so a loop that goes on by itself might "
                     "begin with it, too; it is taken for one that begins again. If this one begins with the batch of "
                     f"step {nxt}, hand its batches over as the sampler, from the run's first on",
-                    stacklevel=5,
                 )
             return True
         earlier = [step for step in used if step <= self._last]
         if earlier and nxt not in used:
-            warnings.warn(
+            warn(
                 f"the first batch handed over is taken as that of step {nxt}, and {self._run.path} used the same one "
                 f"at step {earlier[-1]}: a loop that is rerun from its beginning begins with the batch of step "
                 f"{self._first}, and one that goes on with the batch of step {nxt}",
-                stacklevel=5,
             )
         if not used:
             log.warning(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ..step import Loss
 
-
-class ReturnedLoss(Loss):
+class ReturnedLoss(float):
     """A float that has what a loop asks a loss of shape () and dtype float32 for.
 
     It is evaluated, and as exact as the array was: a float64 holds every float32. A function of MLX that takes a list
@@ -15,6 +13,9 @@ class ReturnedLoss(Loss):
     """
 
     dtype, shape, ndim, size = mx.float32, (), 0, 1
+
+    def item(self) -> float:
+        return float(self)
 
     def tolist(self) -> float:
         return float(self)

@@ -20,6 +20,7 @@ from ..bits import bits_float, flip_bit, float_bits
 from ..experiment import Experiment, read_cursor, replace_arrays, state_arrays
 from ..observe import Observation
 from ..record import Recorder
+from ..recording.step_log import StepLog
 from ..snapshot import State
 from ..step import Stepper
 
@@ -60,6 +61,7 @@ class Saboteur(Recorder):
     def __init__(self, acts: Acts, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._acts = acts
+        self._log = FalseLog(acts.losses, self._standing, self._judge, self._unkept)
         first = snapshot.capture(self.experiment, self.step_number, read_cursor(self.experiment.sampler))
         self._first = replace(first, weights={})  # which no edit asks for
 
@@ -99,10 +101,22 @@ class Saboteur(Recorder):
         snapshot.restore(self.experiment, state)
         self.open_segment()
 
-    def _log(self, step: int, seen: Observation, edits: dict[str, Any]) -> None:
-        for bit in self._acts.losses.get(step, ()):
+
+class FalseLog(StepLog):
+    """A log of steps some of whose losses have bits flipped. Other arguments are those of `StepLog`.
+
+    Args:
+        losses: the bits to flip, by step.
+    """
+
+    def __init__(self, losses: Mapping[int, Sequence[int]], *parts: Any) -> None:
+        super().__init__(*parts)
+        self._losses = losses
+
+    def append(self, step: int, seen: Observation, edits: dict[str, Any]) -> None:
+        for bit in self._losses.get(step, ()):
             seen = replace(seen, loss=bits_float(flip_bit(float_bits(seen.loss), bit)))
-        super()._log(step, seen, edits)
+        super().append(step, seen, edits)
 
 
 def _flipping(experiment: Experiment, flips: Sequence[GradientFlip]) -> Experiment:

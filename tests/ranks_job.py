@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import mlx.core as mx
@@ -25,8 +26,8 @@ STEPS, SAVE_EVERY, SPIKE = 14, 4, 11  # rank 1's targets at step SPIKE are 40 ti
 class Waves:
     """Pairs (x, sin of a sum) of one rank, drawn anew for each batch from its number."""
 
-    def __init__(self, rank, flip=None):
-        self.rank, self.flip, self.drawn = rank, flip, 0
+    def __init__(self, rank, flip=None, infinite=None):
+        self.rank, self.flip, self.infinite, self.drawn = rank, flip, infinite, 0
 
     def __iter__(self):
         return self
@@ -40,6 +41,8 @@ class Waves:
             y *= 40
         if self.flip == (self.rank, self.drawn):
             x.view(np.uint32)[0, 0] ^= 1
+        if self.infinite == (self.rank, self.drawn):
+            x[0, 0] = np.inf
         return x, y
 
     def state_dict(self):
@@ -73,10 +76,10 @@ def parts(seed=21, average=True):
     return model, optimizer, step
 
 
-def build(flip=None):
+def build(flip=None, infinite=None):
     """The factory."""
     model, optimizer, step = parts()
-    return wb.Experiment(model, optimizer, loss_fn, Waves(world().rank, flip), step_fn=step)
+    return wb.Experiment(model, optimizer, loss_fn, Waves(world().rank, flip, infinite), step_fn=step)
 
 
 def plain():
@@ -92,6 +95,9 @@ def record(folder, steps=STEPS, dies_before=None, **options):
     with wb.Recorder(folder, model, optimizer, loss_fn, sampler, step_fn=step, **given) as recorder:
         for batch in recorder.batches(steps):
             if recorder.step_number + 1 == dies_before and world().rank == 1:
+                end, first = time.monotonic() + 60, folder / "checkpoints" / f"{SAVE_EVERY:08d}.json"
+                while not first.exists() and time.monotonic() < end:  # rank 0 writes it meanwhile
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
             recorder.step(batch)
     weights = np.concatenate([np.asarray(model.layers[n].weight).ravel() for n in (0, 3)])
@@ -149,6 +155,17 @@ def pruned_run(folder):
                 model.layers[3].weight[0, :4] = 0.0
 
 
+def infinite_run(folder, of):
+    """One number of the second batch of one rank is infinite; in the activations of that rank alone, it is seen."""
+    made = build(infinite=(of, 2))
+    given = (made.model, made.optimizer, made.loss_fn, made.sampler)
+    with wb.Recorder(folder, *given, step_fn=made.step_fn, save_every=0, spikes=None) as recorder:
+        for batch in recorder.batches(2):
+            recorder.step(batch)
+    trace = wb.open_run(folder).replay(2, experiment=build(infinite=(of, 2)), with_probe=False, repeat=False)
+    return traced(trace)
+
+
 def handed_over(folder):
     model, optimizer, _ = parts()
     with wb.Recorder(folder, model, optimizer, loss_fn, factory="ranks_job:plain", save_every=0) as recorder:
@@ -187,6 +204,7 @@ def everything(folder, corpus):
     found["struck"] = refused(lambda: struck_run(folder / "struck"))
     pruned_run(folder / "pruned")
     found["pruned"] = traced(wb.open_run(folder / "pruned").replay(5, factory="ranks_job:build"))
+    found["infinite"] = [infinite_run(folder / f"infinite-{rank}", rank) for rank in range(here.size)]
     found["rollback"] = refused(lambda: record(folder / "rollback", auto_rollback="on"))
     found["autopsy"] = refused(lambda: run.autopsy(SPIKE, factory="ranks_job:build"))
     trained = wb.train_run(folder / "trained", corpus, 6, ctx=16, batch=4, depth=1, dropout=0.1, device="cpu")

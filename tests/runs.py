@@ -167,6 +167,20 @@ def edit_line(run: Path, step: int, **fields: Any) -> None:
     helpers.reseal(run)
 
 
+def as_ranks(run: Path, *hosts: str) -> Path:
+    """Makes of a run what ranks on these hosts would have recorded together, had each had the same batches."""
+    content = lines(run)
+    for line in content:
+        if line["type"] == "step":
+            loss = {name: line[name] for name in ("loss", "loss_bits")}
+            line["ranks"] = [{"rank": rank} | loss for rank in range(len(hosts))]
+    (run / "telemetry.jsonl").write_text("".join(json.dumps(line) + "\n" for line in content))
+    setup = {"size": len(hosts), "backend": "ring", "connections": 1, "hosts": list(hosts)}
+    edit_json(run / "run.json", lambda document: document.update(ranks=setup))
+    helpers.reseal(run)
+    return run
+
+
 # ------------------------------------------------------------------------------------------------ a loop of one's own
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import panels
 import pytest
 import runs
+from safetensors.numpy import save_file
 
 from workbench import interpreter, lab, trace, verdict
 from workbench.errors import CheckpointError, DataError, ExperimentError, RunError, WorkbenchError
@@ -116,9 +117,11 @@ def test_a_factory_is_not_imported_without_consent(run, marker, tmp_path, monkey
     runs.edit_json(run / "run.json", lambda document: document.update(rebuild=described))
     opened = open_run(run)
     opened._repr_html_(), opened.spikes(), list_runs(run.parent), opened.verify()
-    for ask in (lambda: opened.replay(6), lambda: opened.verify(replay=2), lambda: opened.autopsy(6)):
-        with pytest.raises(ExperimentError, match=r"evil:build.*only with your consent.*called with .*rm -rf"):
-            ask()
+    told = r"evil:build.*only with your consent.*called with .*rm -rf"
+    for ask in (opened.replay, opened.autopsy):
+        with pytest.raises(ExperimentError, match=told):
+            ask(6)
+    assert re.search(told, opened.verify(replay=2).checks[-1].detail)
     with pytest.raises(ExperimentError, match="names the factory 'evil:build', not 'runs:build'"):
         opened.replay(6, factory="runs:build")
     assert "evil" not in sys.modules
@@ -388,14 +391,32 @@ TERMINAL = {
     "verify": ["verify"],
     "plan and error": ["replay", "--step", "6"],
     "a step that is not there": ["replay", "--step", "99"],
+    "autopsy": ["autopsy", "--step", "6"],
+    "batch": ["batch", "--step", "6"],
+    "compare": ["compare", runs.recorded_read_only],
+    "diverge": ["diverge", "--step", "6"],
+    "doctor": ["doctor"],
+    "its checkpoints": ["checkpoint"],
+    "ranks": ["ranks", "--step", "6"],
+    "report": ["report", "--step", "9", "--out", "report.html"],
+    "resumption": ["resumption", "--from", "4"],
+    "spikes by rules": ["spikes", "--rule", "all"],
+    "spikes of several": ["spikes", runs.recorded_read_only],
+    "sweep": ["sweep", "--steps", "6,9", "--workers", "0"],
+    "whatif": ["whatif", "--step", "6", "--set", "lr=0.5x"],
 }
+NAMES = (ANSI, "a[/red]", ":bomb: [bold]x[/bold]", FORMAT)  # of tensors
 
 
+@pytest.mark.filterwarnings("default:Glyph")  # matplotlib's, of the name of a rule
 @pytest.mark.parametrize("what", TERMINAL)
-def test_nothing_of_the_run_moves_the_cursor(tmp_path, what):
+def test_nothing_of_the_run_moves_the_cursor(tmp_path, monkeypatch, what):
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "runs" / f"name{ANSI}"
     path.parent.mkdir()
     shutil.copytree(runs.recorded_read_only(), path)
+    if what == "ranks":
+        runs.as_ranks(path, ANSI, FORMAT)
     runs.edit_line(path, 9, loss=None, loss_bits="0x7fc00000", spike=True, spike_rule=ANSI)
 
     def change(document):
@@ -403,13 +424,28 @@ def test_nothing_of_the_run_moves_the_cursor(tmp_path, what):
         document["data"][0]["path"] = f"/nowhere/{ANSI}"
 
     runs.edit_json(path / "run.json", change)
-    command, *options = TERMINAL[what]
+    command, *options = (part() if callable(part) else part for part in TERMINAL[what])
     said = runs.here(command, path, *options)
     shown = said.out + said.err
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown), shown
     assert said.code in (0, 1, 2) and "Traceback" not in shown
     listed = runs.here("runs", path.parent)
     assert "␛]0;owned␇" in listed.out and "\x1b" not in listed.out
+    if what == "ranks":
+        assert said.code == 0 and "␛]0;owned␇" in said.out and "[/red] :bomb:" in said.out
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_no_tensors_name_moves_the_cursor_or_is_markup(tmp_path, several):
+    files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"][: 1 + several]
+    for file in files:
+        save_file({name: np.ones(2, np.float32) for name in NAMES}, file)
+    said = runs.here("checkpoint", *files)
+    assert said.code == 0 and not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", said.out), said.out
+    assert "␛]0;owned␇␛[2J␛[31m⟨U+009B⟩5A⟨U+202E⟩" in said.out
+    assert "a[/red]" in said.out and ":bomb: [bold]x[/bold]" in said.out
+    rows = runs.strict(runs.here("checkpoint", *files, "--json").out)
+    assert {row["tensor"] for row in rows} == set(NAMES)
 
 
 def test_json_for_scripts_keeps_the_values(tmp_path):
@@ -445,7 +481,7 @@ def listens(described: Path) -> bool:
         port = json.loads(described.read_text())["port"]
         with socket.create_connection(("127.0.0.1", port), timeout=5):
             return True
-    except (json.JSONDecodeError, ConnectionRefusedError):
+    except (json.JSONDecodeError, OSError):
         return False
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import helpers
@@ -19,9 +20,10 @@ from helpers import tree
 from ranks_job import SAVE_EVERY, SPIKE, STEPS, build
 
 import workbench as wb
+from workbench.bits import bits_float, float_bits
 from workbench.checkpoints import checkpoint_reader
-from workbench.errors import CheckpointError, ExperimentError, ReplayError, TelemetryError
-from workbench.lines.line import Line
+from workbench.errors import CheckpointError, ExperimentError, ReplayError, RunError, TelemetryError
+from workbench.lines.line import ARRAYS, Line
 from workbench.lines.scan import Scan
 from workbench.ranks.attendance import absence, shown
 from workbench.ranks.carrier import carried
@@ -30,6 +32,7 @@ from workbench.ranks.own_line import differing, own_line
 from workbench.ranks.rank_run import RankRun
 from workbench.ranks.rank_setup import RankSetup
 from workbench.ranks.signs import backend_here
+from workbench.ranks.told_apart import told_apart
 from workbench.ranks.world import World, exchange, exchange_json, world
 
 JOB = Path(__file__).with_name("ranks_job.py")
@@ -43,10 +46,13 @@ def launch(what, folder, *arguments, ranks=2):
     environment = os.environ | {"PYTHONPATH": str(JOB.parent)}
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, env=environment, start_new_session=True, **streams) as child:
+        patience = threading.Timer(200, os.killpg, (child.pid, signal.SIGKILL))  # ranks that never meet say nothing
+        patience.start()
         try:
             said = "".join(iter(child.stdout.readline, ""))  # its input stays open: see `launching.watched`
             child.wait(200)
         finally:
+            patience.cancel()
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
     found = [folder / f"{what}.{rank}.json" for rank in range(ranks)]
@@ -105,7 +111,8 @@ def test_each_rank_records_its_own_batch_and_state_and_shares_weights(together):
     first, second = (RankRun(run.path, rank).line(6, 0) for rank in (0, 1))
     assert first.batch_hash != second.batch_hash and first.loss_bits != second.loss_bits
     assert {lane for lane in first.state if first.state[lane] != second.state[lane]} == {"rng"}
-    assert run.line(6, 0).loss == pytest.approx((first.loss + second.loss) / 2)
+    losses = [float(bits_float(one.loss_bits)) for one in (first, second)]
+    assert run.line(6, 0).loss_bits == float_bits(np.float32(sum(losses) / 2))  # of two float32 that is exact till then
     assert [path.name for path in (folder / "own" / "checkpoints").glob("*.ranks")]
     state = checkpoint_reader.read(folder / "own" / "checkpoints", SAVE_EVERY, 0)
     assert state.ranks[0].rng != state.ranks[1].rng and state.rng == state.ranks[0].rng
@@ -124,7 +131,8 @@ def test_a_trace_says_whose_batch_carried_the_spike(together):
     assert trace.record.carried.startswith(f"Rank 1's batch carried step {SPIKE}: ")
     assert trace.record.carried in trace.findings()
     assert trace.record.ranks[1].excess > 6 > trace.record.ranks[0].excess
-    assert found[0]["replay"]["loss"] == pytest.approx(sum(found[0]["replay"]["losses"]) / 2)
+    losses = np.float32(found[0]["replay"]["losses"]).astype(float)
+    assert np.float32(found[0]["replay"]["loss"]) == np.float32(losses.sum() / 2)
     assert found[0]["range"][0]["carried"].startswith("No rank's batch stands out")
 
 
@@ -134,6 +142,17 @@ def test_one_flipped_bit_in_one_ranks_batch_is_seen_and_the_rank_named(together)
         assert one["flipped"]["ranks"][0] == [0, True, []]
         assert one["flipped"]["ranks"][1][:2] == [1, False] and "batch_hash" in one["flipped"]["ranks"][1][2]
         assert "rank 1: recorded" in one["flipped"]["sentence"]
+
+
+def test_activations_that_are_not_finite_on_one_rank_only_are_replayed_exactly(together):
+    folder, found = together
+    for rank in (0, 1):
+        for one in found:
+            trace = one["infinite"][rank]
+            assert trace["exact"] and trace["ranks"] == [[0, True, []], [1, True, []]]
+        odd, even = (RankRun(folder / f"infinite-{rank}", of).line(2, 0) for of in (rank, 1 - rank))
+        assert None in odd.per_layer_act_norms and len(odd.per_layer_act_norms_bits) == 2
+        assert None not in even.per_layer_act_norms and even.per_layer_act_norms_bits is msgspec.UNSET
 
 
 def test_only_one_rank_writes(together):
@@ -351,17 +370,112 @@ def test_a_line_of_a_rank_is_the_shared_one_with_what_is_its_own():
     }
     other = main | {"batch_hash": "b", "state": {"weights": "w", "rng": "1"}, "per_layer_act_norms": [2.0]}
     del other["per_layer_act_norms_bits"]
-    own = {name: value for name, value in differing(other, main).items() if value is not None}
-    assert own == {"batch_hash": "b", "state": {"rng": "1"}, "per_layer_act_norms": [2.0]}
-    line = msgspec.convert(main | {"ranks": [{"rank": 0}, {"rank": 1} | own]}, Line)
-    assert own_line(line, 1).evidence() == msgspec.convert(other, Line).evidence()
-    assert own_line(line, 0).evidence() == msgspec.convert(main, Line).evidence()
+    own = {"batch_hash": "b", "state": {"rng": "1"}, "per_layer_act_norms": [2.0]}
+    assert differing(other, main) == own | {"per_layer_act_norms_bits": None}
+    for entry in (own, differing(other, main)):
+        line = msgspec.convert(main | {"ranks": [{"rank": 0}, {"rank": 1} | entry]}, Line)
+        assert own_line(line, 1) == msgspec.convert(other, Line)
+        assert own_line(line, 0) == msgspec.convert(main, Line)
     with pytest.raises(TelemetryError, match="has 2 ranks; expected one of rank 2"):
         own_line(line, 2)
     line.ranks[1]["grad_norm"] = 7.0
     line.ranks[1]["grad_norm_bits"] = "0x3f800000"
     with pytest.raises(TelemetryError, match="says of rank 1 is damaged"):
         own_line(line, 1)
+
+
+ABSENT = {"before": {"skip": 1}, "spike": True, "remarks": ["x"], "unstable": "x", "batch_hash": "a", "ma": 1.0}
+
+
+@pytest.mark.parametrize("name", [*ABSENT, *(f"{name}_bits" for name in (*ARRAYS, "grad_norm"))])
+def test_what_only_rank_0_has_is_not_there_in_the_line_of_another(name):
+    """`ma`, which may be null, stays so: it can't be told from one that is null."""
+    value = ABSENT.get(name, "0x3f800000" if name == "grad_norm_bits" else ["0x3f800000"])
+    beside = {} if name in ABSENT else {name.removesuffix("_bits"): 1.0 if name == "grad_norm_bits" else [1.0]}
+    main = {"type": "step", "step": 3, "loss": 1.0} | beside
+    line = msgspec.convert(
+        main | {name: value, "ranks": [{"rank": 0}, {"rank": 1} | differing(main, main | {name: value})]}, Line
+    )
+    for entry in line.ranks:
+        entry.update(loss=1.0, loss_bits="0x3f800000")
+    found = getattr(own_line(line, 1), name)
+    assert found is (None if name == "ma" else msgspec.UNSET) and getattr(own_line(line, 0), name) is not msgspec.UNSET
+
+
+ADAFACTOR = {"class": "Adafactor", "beta_1": None, "clip_threshold": 1.0, "decay_rate": -0.8, "eps": [1e-30, 0.001]}
+ADAFACTOR |= {"relative_step": True, "scale_parameter": True, "warmup_init": False, "weight_decay": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        (5, 6, ("5", "6")),
+        (ADAFACTOR, ADAFACTOR | {"weight_decay": 0.1}, ("weight_decay 0.0", "weight_decay 0.1")),
+        (
+            {"class": "MultiOptimizer", "members": [{"class": "SGD"}, ADAFACTOR]},
+            {"class": "MultiOptimizer", "members": [{"class": "SGD"}, ADAFACTOR | {"eps": [1e-30, 0.01]}]},
+            ("members.1.eps [1e-30, 0.001]", "members.1.eps [1e-30, 0.01]"),
+        ),
+        ({"a": 1, "b": 2}, {"b": 2}, ("a 1", "a not there")),
+        (dict.fromkeys("abcde", 1), dict.fromkeys("abcde", 2), ("a 1, b 1, c 1, 2 more", "a 2, b 2, c 2, 2 more")),
+        ("x" * 119, "x" * 120, ("x" * 119, "x" * 120)),
+        (f"{'x' * 200}a{'y' * 200}", f"{'x' * 200}b{'y' * 200}", tuple(f"…{'x' * 20}{c}{'y' * 99}…" for c in "ab")),
+    ],
+)
+def test_of_what_is_not_alike_on_all_ranks_the_parts_that_differ_are_named(ours, theirs, said):
+    assert told_apart(ours, theirs) == said and told_apart(theirs, ours) == said[::-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hosts": ["one"]}, "`hosts` names 1; expected as many as `size` says, 2"),
+        ({"hosts": ["one", "two", "three"]}, "`hosts` names 3; expected as many as `size` says, 2"),
+        ({"size": 10**11}, "`hosts` names 2; expected as many as `size` says, 100000000000"),
+        ({"size": -1}, "`size` is -1; expected 2 ranks or more"),
+        ({"size": 1, "hosts": ["one"]}, "`size` is 1; expected 2 ranks or more"),
+        ({"size": "2"}, "Expected `int`, got `str` - at `$.ranks.size`"),
+        ({"backend": "ring; rm -rf x"}, "`backend` is 'ring; rm -rf x'; expected one of ring, nccl, jaccl, mpi"),
+        ({"connections": 0}, "`connections` is 0; expected 1 to 1024"),
+        ({"connections": 10**9}, "`connections` is 1000000000; expected 1 to 1024"),
+    ],
+)
+def test_who_trained_together_is_read_with_care(tmp_path, change, said):
+    path = runs.as_ranks(runs.recorded(tmp_path), "one", "two")
+    assert runs.here("ranks", path, "--step", 6).code == 0
+    runs.edit_json(path / "run.json", lambda document: document["ranks"].update(change))
+    for command in (("ranks", path, "--step", 6), ("verify", path)):
+        sentence = runs.here(*command).sentence
+        assert f"{path / 'run.json'} is damaged: {said}" in sentence and "$.ranks" in sentence
+    with pytest.raises(RunError, match="is damaged"):
+        wb.open_run(path)
+
+
+@pytest.mark.parametrize(
+    ("step", "change", "said"),
+    [
+        (6, {"ranks": [{"rank": 0}]}, "numbered 0; expected 0 to 1, each once"),
+        (6, {"ranks": ...}, "it has no `ranks`"),
+        (
+            6,
+            {"ranks": [{"rank": 0}, {"rank": 1}], "loss": ..., "loss_bits": ...},
+            "logged no loss at step 6; expected one of each",
+        ),
+        (5, {"ranks": [{"rank": 0, "loss_bits": "owned"}] * 2}, "what the line of step 5 says of its ranks is damaged"),
+    ],
+)
+def test_a_table_of_ranks_is_not_made_of_a_damaged_line(tmp_path, step, change, said):
+    path = runs.as_ranks(runs.recorded(tmp_path), "one", "two")
+    runs.edit_line(path, step, **change)
+    assert said in runs.here("ranks", path, "--step", 6).sentence
+
+
+def test_a_table_of_ranks_without_batch_hashes_says_so(tmp_path):
+    path = runs.as_ranks(runs.recorded(tmp_path), "one", "two")
+    runs.edit_line(path, 6, batch_hash=...)
+    assert runs.here("ranks", path, "--step", 6).out.count("not recorded") == 2
+    found = runs.strict(runs.here("ranks", path, "--step", 6, "--json").out)
+    assert [one["batch_hash"] for one in found["ranks"]] == [None, None]
 
 
 def test_a_run_of_one_process_has_nothing_of_ranks():

@@ -37,11 +37,15 @@ from .commands.train import train
 from .commands.verify import verify
 from .commands.whatif import whatif
 from .errors import WorkbenchError
-from .printed import echo
+from .printed import echo, printing
 
 
 class _Group(click.Group):
     """Turns every error of ours into one sentence and exit code 2; a traceback reaches nobody."""
+
+    def main(self, *args: Any, **settings: Any) -> Any:
+        with printing():
+            return super().main(*args, **settings)
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         try:
@@ -74,7 +78,8 @@ class _Group(click.Group):
 
 def _usage(error: click.UsageError, context: click.Context) -> NoReturn:
     command = (error.ctx or context).command_path
-    echo(f"workbench: {error.format_message()} See {command} --help.", err=True)
+    said = error.format_message()
+    echo(f"workbench: {said if said.endswith('.') else f'{said}.'} See {command} --help.", err=True)
     context.exit(2)
 
 

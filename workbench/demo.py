@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def run_demo(keep: Path | None, watcher: Watcher) -> tuple[Trace, Verdict, Any, 
     found = next((row for row in run.spikes().itertuples() if row.step == SPIKE), None)
     if found is None:
         raise RunError(
-            f"the spike planted at step {SPIKE} of {out} was not detected; look: workbench replay {out} --step {SPIKE}"
+            f"the spike planted at step {SPIKE} of {out} was not detected; look: workbench replay "
+            f"{shlex.quote(str(out))} --step {SPIKE}"
         )
     return run.replay(SPIKE), run.autopsy(SPIKE), found, out

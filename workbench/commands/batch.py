@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ..printed import echo
 from .options import FACTORY, RUN, SEGMENT
-from .page import page, print_json
+from .page import page, print_json, records
 from .progress import aside
 
 
@@ -35,8 +34,7 @@ def batch(run: Path, step: int, rows: int | None, segment: int | None, factory: 
     notices = facts.attrs["notices"]
     facts = facts.groupby("step", sort=False).head(rows) if rows else facts
     if as_json:
-        found = [{name: _json(value) for name, value in row.items()} for row in facts.to_dict("records")]
-        print_json({"step": step, "notices": notices, "rows": found})
+        print_json({"step": step, "notices": notices, "rows": records(facts)})
         return
     for notice in notices:
         echo(notice, err=True)
@@ -48,10 +46,3 @@ def batch(run: Path, step: int, rows: int | None, segment: int | None, factory: 
         console.print(table)
     if opened.unverifiable() is None and (said := explained(opened.manifest, facts["source"])) is not None:
         console.print(said, soft_wrap=True)
-
-
-def _json(value: Any) -> Any:
-    """A cell of a table: missing values of any kind as null."""
-    import pandas as pd
-
-    return None if pd.isna(value) else value

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from ..printed import echo
-from .page import page
+from .options import OutFile
+from .page import page, records
 
 ROWS = ("recording", "checkpoint", "load", "replay-cold", "replay-live", "roll-forward", "telemetry", "curve")
 
@@ -17,8 +18,8 @@ ROWS = ("recording", "checkpoint", "load", "replay-cold", "replay-live", "roll-f
 @click.option("--only", type=click.Choice(ROWS), multiple=True, help="This row; may be repeated. [default: all]")
 @click.option("--rounds", type=click.IntRange(2), default=5, show_default=True, help="Turns of each variant.")
 @click.option("--peers", type=click.Path(path_type=Path), help="The folder that tests/peers/install.py filled.")
-@click.option("--json", "file", type=click.Path(path_type=Path), help="Also write all of it to this file.")
-@click.option("--figure", type=click.Path(path_type=Path), help="Also draw cost against size and steps: some minutes.")
+@click.option("--json", "file", type=OutFile(), help="Also write all of it to this file.")
+@click.option("--figure", type=OutFile(), help="Also draw cost against size and steps: some minutes.")
 @click.option("--most-steps", type=click.IntRange(100), default=10**5, show_default=True, help="Of the figure's runs.")
 def bench_suite(
     size: str,
@@ -55,7 +56,7 @@ def bench_suite(
     for name, value in found.machine.items():
         echo(f"{name}: {value}")
     document = {"machine": found.machine, "rows": [msgspec.to_builtins(one) for one in found.rows]}
-    document |= {"table": found.table.astype(object).where(found.table.notna(), None).to_dict("records")}
+    document |= {"table": records(found.table)}
     document |= {"explanations": found.explanations, "notices": found.notices}
     if figure is not None:
         from ..bench.scaling import scaling

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
+
+from .page import page, print_json, records
 
 
 @click.command()
@@ -19,9 +20,6 @@ def checkpoint(file: Path, other: Path | None, as_json: bool) -> None:
     folder instead: what each of its checkpoints takes on the disk, and the bytes of the tensors of its state, which are
     the least it could take.
     """
-    import json
-
-    from rich.console import Console
     from rich.table import Table
 
     from ..foreign.loose_checkpoint import compare_checkpoints, open_checkpoint
@@ -40,12 +38,12 @@ def checkpoint(file: Path, other: Path | None, as_json: bool) -> None:
         counts = frame["verdict"].value_counts()
         told = [*frame.attrs["notices"], ", ".join(f"{number} {verdict}" for verdict, number in counts.items())]
     if as_json:
-        click.echo(json.dumps(json.loads(frame.to_json(orient="records")), indent=2))
+        print_json(records(frame))
         return
     table = Table(*frame.columns)
     for row in frame.itertuples(index=False):
         table.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console = page(160)
     console.print(table)
     for text in told:
-        console.print(text, markup=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)

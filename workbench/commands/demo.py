@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -22,6 +23,7 @@ def demo(keep: Path | None) -> None:
     echo(f"\nSpike detected at step {spiked.step} ({spiked.rule}): {spiked.explanation}.\n")
     print_trace(trace, full=True)
     echo(f"\n{verdict.sentence()}")
-    echo(f"\nWhere to look next:\n  workbench autopsy {out} --step {spiked.step}")
-    echo(f"  workbench replay {out} --step {spiked.step} --context 8")
-    echo(f"  workbench lab {out}")
+    where = shlex.quote(str(out))
+    echo(f"\nWhere to look next:\n  workbench autopsy {where} --step {spiked.step}")
+    echo(f"  workbench replay {where} --step {spiked.step} --context 8")
+    echo(f"  workbench lab {where}")

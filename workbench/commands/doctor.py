@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ..printed import echo_json
+from .options import FACTORY
 from .page import page
 from .progress import doing
 
@@ -15,7 +16,7 @@ from .progress import doing
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("--factory", help="module:function that rebuilds RUN; naming it is consent to import it.")
+@FACTORY
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), help="[default: $WORKBENCH_DEVICE, or what MLX prefers]")
 def doctor(run: Path | None, as_json: bool, factory: str | None, device: str | None) -> None:
     """Is replay bit-exact on this machine? Repeats operations and whole steps, and counts the results.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..printed import echo_json, terminal
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def page(width: int) -> Any:
@@ -16,5 +19,11 @@ def page(width: int) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """Prints what msgspec can encode, indented."""
+    """Prints what msgspec can encode, indented: numbers by the fewest digits that read back the same, and null for
+    those that are not finite."""
     echo_json(msgspec.json.format(msgspec.json.encode(value)))
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table as `print_json` takes them; a missing value of any kind is None."""
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")

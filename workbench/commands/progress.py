@@ -49,11 +49,11 @@ class TrainingProgress:
         columns = (
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}  {task.fields[speed]:.1f} steps/s"),
+            TextColumn("{task.fields[said]}"),
             TimeRemainingColumn(),
         )
         self._bar = Progress(*columns, console=terminal(stderr=True))
-        self._task = self._bar.add_task("", total=steps, loss=float("nan"), speed=0.0)
+        self._task = self._bar.add_task("", total=steps, said="")
         self._total, self._lines = steps, Lines(self._bar.console.is_terminal)
         self.spikes = self.steps = 0
 
@@ -62,12 +62,16 @@ class TrainingProgress:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
+        if self.steps:
+            self._bar.stop()
+        else:
+            self._bar.live.transient = True  # nothing was done: above the sentence that says why stands no bar
+            self._bar.live.stop()
 
     def on_step(self, step: int, loss: float, reading: Any) -> None:
         self.steps += 1
         speed = self._bar.tasks[0].speed or 0.0
-        self._bar.update(self._task, completed=step, loss=loss, speed=speed)
+        self._bar.update(self._task, completed=step, said=f"loss {loss:.4f}  {speed:.1f} steps/s")
         self._lines.say(step, self._total, f"loss {loss:.4f}, {speed:.1f} steps/s")
         if reading is not None and reading.rule is not None:
             self.spikes += 1

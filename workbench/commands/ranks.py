@@ -8,7 +8,7 @@ import click
 
 from ..printed import echo
 from .options import RUN, SEGMENT, STEP
-from .page import page, print_json
+from .page import page, print_json, records
 
 
 @click.command()
@@ -26,20 +26,13 @@ def ranks(run: Path, step: int, segment: int | None, as_json: bool) -> None:
     from ..run import open_run
 
     table = rank_table(open_run(run), step, segment)
-    rows = table.to_dict("records")
     if as_json:
-        finite = [
-            {
-                key: None if isinstance(value, float) and not math.isfinite(value) else value
-                for key, value in row.items()
-            }
-            for row in rows
-        ]
-        print_json({"step": step, "sentence": table.attrs["sentence"], "ranks": finite})
+        print_json({"step": step, "sentence": table.attrs["sentence"], "ranks": records(table)})
         return
     echo(table.attrs["sentence"])
     shown = Table("rank", "host", "loss", "robust deviations", "batch")
-    for row in rows:
+    for row in table.to_dict("records"):
         excess = "too few steps before" if math.isnan(row["excess"]) else f"{row['excess']:.1f}"
-        shown.add_row(str(row["rank"]), str(row["host"]), f"{row['loss']:.4g}", excess, f"{row['batch_hash']:.12}…")
+        batch = "not recorded" if row["batch_hash"] is None else f"{row['batch_hash']:.12}…"
+        shown.add_row(str(row["rank"]), row["host"], f"{row['loss']:.4g}", excess, batch)
     page(100).print(shown)

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import click
 
-from .options import FACTORY
+from ..printed import echo
+from .options import FACTORY, RUN, SEGMENT, STEP, OutFile
 from .progress import doing
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--step", required=True, type=click.IntRange(1), help="The step.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The HTML file to write.")
-@click.option("--segment", type=int, help="Where the step stands in several segments that differ.")
+@RUN
+@STEP
+@click.option("--out", required=True, type=OutFile(), help="The HTML file to write.")
+@SEGMENT
 @FACTORY
 def report(run: Path, step: int, out: Path, segment: int | None, factory: str | None) -> None:
     """Write what is known of a step to one HTML file: no scripts, nothing to load.
@@ -31,6 +32,4 @@ def report(run: Path, step: int, out: Path, segment: int | None, factory: str | 
         with doing("restoring") as progress:
             opened.replay(step, segment=segment, factory=factory, progress=progress)
     path = write_report(opened, step, out, segment=segment)
-    click.echo(
-        f"{path}: {path.stat().st_size / 1e3:,.0f} kB. It holds text of the run's data: look before you share it."
-    )
+    echo(f"{path}: {path.stat().st_size / 1e3:,.0f} kB. It holds text of the run's data: look before you share it.")

@@ -34,4 +34,4 @@ def resumption(run: Path, checkpoint: int, as_json: bool, **options: Any) -> Non
     if as_json:
         echo_json(found.to_json())
     else:
-        page(140).print(str(found), markup=False, highlight=False)
+        page(140).print(str(found))

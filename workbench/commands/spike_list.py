@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
-from ..printed import echo, echo_json, terminal
+from ..printed import echo
+from .page import page, print_json, records
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from ..run import Run
 
 
@@ -54,7 +51,7 @@ def spikes(
     if not rules:
         found = opened[0].spikes()
         if as_json:
-            echo_json(msgspec.json.format(msgspec.json.encode(found.to_dict("records"))))
+            print_json(records(found))
             return
         if found.empty:
             echo(" ".join(filter(None, ["no spikes.", opened[0].unjudged()])))
@@ -67,7 +64,7 @@ def spikes(
 
     found = detect_spikes(opened[0], asked)
     if as_json:
-        echo_json(msgspec.json.format(msgspec.json.encode(_records(found))))
+        print_json(records(found))
         return
     for notice in found.attrs["notices"]:
         echo(notice, err=True)
@@ -119,13 +116,13 @@ def _common(runs: Sequence[Run], rules: tuple[str, ...] | None, near: int | None
 
     found = compare_spikes(runs, rules, near=NEAR if near is None else near)
     if as_json:
-        echo_json(msgspec.json.format(msgspec.json.encode(found.to_json())))
+        print_json(found.to_json())
         return
     from rich.table import Table
 
     for notice in found.notices:
         echo(notice, err=True)
-    console = terminal(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = page(140)
     console.print(found.sentence, soft_wrap=True)
     if found.frame.empty:
         return
@@ -142,8 +139,3 @@ def _cell(step: Any, first: Any) -> str:
     if pd.isna(step):
         return ""
     return f"{step}" if first >= step else f"{step}, from {first}"
-
-
-def _records(found: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as JSON can hold them: a threshold that there is not, as of `non_finite`, is null."""
-    return [{key: None if value != value else value for key, value in row.items()} for row in found.to_dict("records")]

@@ -10,7 +10,7 @@ import click
 
 from ..printed import echo
 from .options import FACTORY, OTHER_ENVIRONMENT, SEGMENT
-from .page import page
+from .page import page, print_json, records
 from .progress import doing
 
 _PART = re.compile(r"(\d{1,15})(?:(?:\.\.|:)(\d{1,15})(?::(\d{1,9}))?)?", re.ASCII)
@@ -51,11 +51,7 @@ def sweep(
     with doing("planning") as progress:
         frame = replay_many(items, workers=workers, progress=progress, **options)
     if as_json:
-        import json
-
-        from ..printed import echo_json
-
-        echo_json(json.dumps(json.loads(frame.to_json(orient="records", double_precision=15)), indent=2))
+        print_json(records(frame))
         return
     _print(frame, several=len(set(runs)) > 1)
 
@@ -66,7 +62,7 @@ def parse_steps(text: str) -> list[int]:
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
         first, last, stride = (None, None, None) if match is None else match.groups()
-        if first is None or int(first) < 1 or (last and int(last) < int(first)) or stride == "0":
+        if first is None or int(first) < 1 or (last and int(last) < int(first)) or (stride and not int(stride)):
             raise click.BadParameter(
                 f"{part.strip()!r} is no step; expected a number from 1, or a range such as 4210..4220 or 100:200:10",
                 param_hint="--steps",

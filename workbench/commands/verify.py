@@ -8,19 +8,21 @@ from typing import Any
 
 import click
 
-from ..printed import echo, echo_json, terminal
+from ..printed import echo, echo_json
+from .options import FACTORY, OTHER_ENVIRONMENT, RUN
+from .page import page
 from .progress import doing
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@RUN
 @click.option(
     "--replay", type=click.IntRange(0), default=0, help="Prove so many steps, spread over the run, by replay."
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes to prove them in. [default: this one]")
 @click.option("--seed", type=int, default=0, help="Of the sample of steps. [default: 0]")
-@click.option("--factory", help="module:function that rebuilds the run; naming it is consent to import it.")
-@click.option("--other-environment", is_flag=True, help="Go on where this machine computes differently.")
+@FACTORY
+@OTHER_ENVIRONMENT
 @click.option("--json", "as_json", is_flag=True, help="Print every check as JSON.")
 def verify(run: Path, as_json: bool, **options: Any) -> None:
     """Check a run: every digest, the continuity of its telemetry, and the chain of fingerprints. Writes nothing.
@@ -39,7 +41,7 @@ def verify(run: Path, as_json: bool, **options: Any) -> None:
         sys.exit(0 if found.exact else 1)
     from ..verification import failures
 
-    console = terminal(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = page(140)
     console.print(found.sentence(), soft_wrap=True)
     if (storage := found.storage()) is not None:
         console.print(storage, soft_wrap=True)

@@ -15,7 +15,7 @@ from ..manifest import Manifest
 from ..run import Run
 from .rank_run import RankRun
 from .rank_setup import RankSetup
-from .world import World, world
+from .world import World, barrier, world
 
 LAUNCHER = "mlx.launch"
 
@@ -26,14 +26,18 @@ def setup_of(manifest: Manifest) -> RankSetup | None:
 
 
 def attended(run: Run) -> Run:
-    """The run as this process is to look at it: of a run of several ranks, as the rank that it is.
+    """The run as this process is to look at it: of a run of several ranks, as the rank that it is. All of them ask
+    together, and see the same folder.
 
     Raises:
         ExperimentError: other processes are here than recorded the run.
     """
     if said := absence(run.manifest, run.path):
         raise ExperimentError(said)
-    return run if setup_of(run.manifest) is None else RankRun(run.path, world().rank)
+    if setup_of(run.manifest) is None:
+        return run
+    barrier()  # where they have recorded it just now, rank 0 may still be writing what the others are about to read
+    return RankRun(run.path, world().rank)
 
 
 def absence(manifest: Manifest, path: Path, here: World | None = None) -> str | None:

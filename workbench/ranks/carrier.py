@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import UNSET
 
 from ..bits import bits_float
+from ..errors import ReplayError, TelemetryError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,10 +85,17 @@ def carried(losses: Sequence[float], past: Sequence[float]) -> Carried:
 
 
 def losses_of(line: Line | None) -> list[float]:
-    """The loss of each rank, as a telemetry line has it; empty where it has none."""
+    """The loss of each rank, as a telemetry line has it; empty where it has none.
+
+    Raises:
+        TelemetryError: what it has are no bits.
+    """
     if line is None or line.ranks is UNSET:
         return []
-    return [float(bits_float(one["loss_bits"])) for one in line.ranks if isinstance(one.get("loss_bits"), str)]
+    try:
+        return [float(bits_float(one["loss_bits"])) for one in line.ranks if isinstance(one.get("loss_bits"), str)]
+    except ValueError as error:
+        raise TelemetryError(f"what the line of step {line.step} says of its ranks is damaged: {error}") from error
 
 
 def carried_in(run: RecordedRun, step: int, segment: int, losses: Sequence[float] | None = None) -> Carried | None:
@@ -105,21 +113,27 @@ def carried_in(run: RecordedRun, step: int, segment: int, losses: Sequence[float
 
 def rank_table(run: RecordedRun, step: int, segment: int | None = None) -> pd.DataFrame:
     """What the ranks of a data-parallel run logged of a step: rank, host, loss, excess (robust standard deviations
-    above the ranks' losses of the 50 steps before), stands_out, batch_hash. `attrs["sentence"]` says which carried it.
+    above the ranks' losses of the 50 steps before), stands_out, batch_hash (None: not recorded). `attrs["sentence"]`
+    says which carried it.
 
     Raises:
         ReplayError: the step is not in the telemetry, or the run is of one process.
+        TelemetryError: its line does not agree with itself, or is of another number of ranks than the run.
     """
     import pandas as pd
 
-    from ..errors import ReplayError
-    from .own_line import own_line
+    from .own_line import complaint, own_line
 
     setup = run.manifest.ranks
     chosen = run.segment_of(step, segment)[0]
-    found, line = carried_in(run, step, chosen), run.line(step, chosen)
-    if setup is UNSET or found is None or line is None:
+    line = run.line(step, chosen)
+    if setup is UNSET or line is None:
         raise ReplayError(f"{run.path} was recorded by one process; expected a run of several ranks")
+    if (wrong := complaint(line, setup.size)) is not None:
+        raise TelemetryError(f"the line of step {step} does not agree with itself: {wrong}")
+    if (found := carried_in(run, step, chosen)) is None:
+        raise ReplayError(f"the ranks of {run.path} logged no loss at step {step}; expected one of each")
+    hashes = [own_line(line, rank).batch_hash for rank in range(setup.size)]
     table = pd.DataFrame(
         {
             "rank": range(len(found.losses)),
@@ -127,7 +141,7 @@ def rank_table(run: RecordedRun, step: int, segment: int | None = None) -> pd.Da
             "loss": found.losses,
             "excess": found.excess,
             "stands_out": [rank in found.ranks for rank in range(len(found.losses))],
-            "batch_hash": [own_line(line, rank).batch_hash for rank in range(len(found.losses))],
+            "batch_hash": [None if one is UNSET else one for one in hashes],
         }
     )
     table.attrs["sentence"] = found.sentence(step)

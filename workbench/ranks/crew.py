@@ -27,6 +27,7 @@ from ..snapshot import State
 from .own_line import differing, mean_loss
 from .rank_parts import RankPart
 from .rank_setup import RankSetup
+from .told_apart import told_apart
 from .world import World, barrier, exchange_json, world
 
 PATIENCE = 20  # seconds that a rank waits for the others without a word
@@ -125,9 +126,10 @@ class Crew:
                 continue
             for rank, one in enumerate(told):
                 if one[name] != value:
+                    theirs, first = told_apart(one[name], value)
                     raise ExperimentError(
-                        f"the ranks do not train the same run: {name} is {_short(one[name])} on rank {rank}, and "
-                        f"{_short(value)} on rank 0; start all of them with the same program and arguments"
+                        f"the ranks do not train the same run: {name} is {theirs} on rank {rank}, and {first} on rank "
+                        "0; start all of them with the same program and arguments"
                     )
         self._told = [one["lanes"] for one in told]
         self._refuse(
@@ -247,8 +249,3 @@ class Crew:
         }
         told = exchange_json({path: fingerprint({path: array}) for path, array in arrays.items()})
         return next((path for path in told[0] if told[rank].get(path) != told[0][path]), "one that was changed since")
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -21,10 +21,12 @@ from ..errors import TelemetryError
 from ..lines.line import ARRAYS, SCALARS, Line
 
 NESTED = ("state",)  # of which only the entries that differ are written
+_NULLABLE = {field.name for field in msgspec.structs.fields(Line) if type(None) in get_args(field.type)}
 
 
 def differing(mine: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a rank's line that are not those of rank 0's; None for one that only rank 0 has."""
+    """The fields of a rank's line that are not those of rank 0's; None for one that only rank 0 has, such as the bits
+    of norms that are all finite in this rank."""
     found: dict[str, Any] = {}
     for name in [*mine, *(name for name in first if name not in mine)]:
         ours, theirs = mine.get(name), first.get(name)
@@ -86,8 +88,8 @@ def own_line(line: Line, rank: int) -> Line:
     for name, value in entry.items():
         if name in NESTED and isinstance(value, dict):
             fields[name] = fields.get(name, {}) | value
-        elif name == "before" and value is None:
-            fields.pop(name, None)
+        elif value is None and name not in _NULLABLE:
+            fields.pop(name, None)  # only rank 0 has it
         else:
             fields[name] = value
     for name in (*SCALARS, *ARRAYS):

@@ -12,6 +12,7 @@ _SIGNS = {
     "jaccl": ("MLX_IBV_DEVICES", "MLX_RANK"),
     "mpi": ("OMPI_COMM_WORLD_RANK",),
 }
+BACKENDS = tuple(_SIGNS)
 
 
 def backend_here(environment: Mapping[str, str] | None = None) -> str | None:

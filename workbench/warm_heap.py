@@ -70,5 +70,5 @@ def warm(size: int) -> int:
 
 def _available() -> int:
     """Bytes of memory that can be had without taking any from other processes."""
-    line = next(line for line in _MEMORY.read_text().splitlines() if line.startswith("MemAvailable"))
-    return int(line.split()[1]) * 1024
+    lines = [line for line in _MEMORY.read_text().splitlines() if line.startswith("MemAvailable")]
+    return int(lines[0].split()[1]) * 1024 if lines else 0  # a kernel before 3.14 does not say

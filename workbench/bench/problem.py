@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ..environment import numeric_environment
-from ..errors import WorkbenchError
 from ..experiment import Experiment, as_batch
 from ..interpreter import python_command
 from ..manifest import DataFile
@@ -29,6 +27,7 @@ from ..share import shared
 from ..step import Stepper
 from ..trainer import training
 from ..trainer.recipe import TrainConfig, build
+from .child_output import output_of
 
 # The two sizes of the published figures; `tiny` is smaller than the trainer's preset of that name.
 SIZES: dict[str, dict[str, Any]] = {
@@ -82,10 +81,7 @@ class Problem:
             command = python_command("workbench", "train", "--corpus", str(self.files[0]), "--out", str(path))
             command += ["--steps", str(steps), "--save-every", str(save_every), "--preset", SIZES[self.size]["preset"]]
             command += ["--ctx", str(model.ctx), "--batch", str(self.config.batch), "--device", "cpu"]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                said = done.stderr.strip().splitlines() or ["it said nothing"]
-                raise WorkbenchError(f"the run that the suite replays could not be recorded: {said[-1]}")
+            output_of(command, "recording the run that the suite replays")
         return path
 
     def for_peers(self) -> Path:

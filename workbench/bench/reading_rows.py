@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 
@@ -17,6 +16,7 @@ from ..figures import png
 from ..screen.curve import LOSS, Curve
 from ..screen.curves_figure import Drawn, overlay
 from . import telemetry_load
+from .child_output import output_of
 from .peer import Peers
 from .problem import Problem, median_seconds
 from .suite_table import Measured
@@ -43,8 +43,8 @@ def telemetry(problem: Problem, peers: Peers, say: Callable[[str], None]) -> lis
     ours: dict[str, list[tuple[float, float]]] = {}
     for turn in range(max(problem.rounds // 2, 2)):
         say(f"opening {lines:,} lines, {turn + 1} of {max(problem.rounds // 2, 2)}")
-        done = subprocess.run([sys.executable, "-c", _LOAD, str(lines)], capture_output=True, text=True, check=True)
-        for entry in json.loads(done.stdout):
+        said, _ = output_of([sys.executable, "-c", _LOAD, str(lines)], f"opening {lines:,} lines")
+        for entry in json.loads(said):
             ours.setdefault(entry["way"], []).append((entry["seconds"], entry["peak_mb"]))
         if running is None:
             continue

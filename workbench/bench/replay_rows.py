@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import WorkbenchError
 from ..interpreter import python_command
 from ..run import Run
+from .child_output import output_of
 from .peer import Peers
 from .problem import Problem, plain_step
 from .suite_table import Measured
@@ -113,12 +112,8 @@ def _seconds(command: Sequence[str], **variables: str) -> float:
     ours = command[0] == sys.executable
     kept = {key: value for key, value in os.environ.items() if ours or key != "LD_PRELOAD"} | variables
     began = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, env=kept)
-    taken = time.perf_counter() - began
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
-        raise WorkbenchError(f"{' '.join(command[-6:])} ended with code {done.returncode}: {said}")
-    return taken
+    output_of(command, " ".join(command[-6:]), kept)
+    return time.perf_counter() - began
 
 
 def _phases(problem: Problem, run: Path) -> dict[str, float]:
@@ -128,8 +123,8 @@ def _phases(problem: Problem, run: Path) -> dict[str, float]:
     command = [sys.executable, "-c", _PHASES, str(run), str(problem.scratch / "traces")]
     found: dict[str, list[float]] = {}
     for _ in range(3):
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        for name, seconds in json.loads(done.stdout):
+        said, _ = output_of(command, "a replay whose phases are timed")
+        for name, seconds in json.loads(said):
             found.setdefault(name, []).append(seconds)
     return {name: statistics.median(values) for name, values in found.items()}
 
@@ -140,9 +135,10 @@ def _empty_cache(problem: Problem, command: Sequence[str]) -> Measured:
 
     with tempfile.TemporaryDirectory(dir=problem.scratch) as empty:
         began = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TMPDIR": empty})
+        what = "a replay with an empty cache of compiled kernels"
+        _, said = output_of(command, what, os.environ | {"TMPDIR": empty})
         taken = time.perf_counter() - began
-    told = [line.strip() for line in done.stderr.splitlines() if "compil" in line.lower()]
+    told = [line.strip() for line in said.splitlines() if "compil" in line.lower()]
     return Measured(
         "replay-cold",
         "the same with an empty cache of compiled kernels, once",

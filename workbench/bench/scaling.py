@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from ..environment import on_device
 from ..record import Recorder
 from ..trainer.model import ModelConfig, parameter_count
 from ..trainer.recipe import TrainConfig, build
+from .child_output import output_of
 from .growth import COLUMNS, SIZE, STEPS, slopes
 from .problem import Problem, plain_step
 from .recording_cost import recording_cost
@@ -134,5 +134,4 @@ def _by_steps(problem: Problem, most: int, say: Callable[[str], None]) -> list[t
 
 def _opened(path: Path, folder: Path, step: int) -> list[float]:
     command = [sys.executable, "-c", _CHILD, str(path), str(folder), str(step)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return json.loads(output_of(command, f"opening {path}")[0])

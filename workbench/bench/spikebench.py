@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -30,6 +30,8 @@ from ..errors import ExperimentError, RunError
 from . import casebook
 from .casebook import Case
 from .outcome import CASE, LABEL, OUTCOME, RUN, Outcome, hopeless
+
+_Record = TypeVar("_Record", Case, Outcome)
 
 if TYPE_CHECKING:
     from .spikebench_report import Bench
@@ -128,21 +130,26 @@ def _finished(cases: Sequence[Case], folder: Path, again: bool) -> dict[str, Out
         own = folder / case.name
         if not (own / CASE).exists():
             continue
-        try:
-            made = msgspec.json.decode((own / CASE).read_bytes(), type=Case)
-        except msgspec.DecodeError as error:
-            raise RunError(
-                f"{own / CASE} is damaged ({error}); remove the folder {own} to have it made again"
-            ) from None
+        made = _read(own / CASE, Case)
         if made != case:
             raise RunError(f"{own} holds another case of this name ({made}; expected {case}); choose another folder")
         if (own / OUTCOME).exists() and not again:
-            found[case.name] = msgspec.json.decode((own / OUTCOME).read_bytes(), type=Outcome)
+            found[case.name] = _read(own / OUTCOME, Outcome)
             continue
         (own / OUTCOME).unlink(missing_ok=True)
         if not (own / LABEL).exists() and (own / RUN).exists():
             shutil.rmtree(own / RUN)
     return found
+
+
+def _read(path: Path, kind: type[_Record]) -> _Record:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as error:
+        raise RunError(
+            f"{path} is damaged, or of another version of the workbench ({error}); remove the folder {path.parent} to "
+            "have it made again"
+        ) from None
 
 
 def _perform(cases: Sequence[Case], folder: Path, processes: int, keep: bool) -> Iterator[tuple[Case, Outcome]]:
@@ -189,5 +196,5 @@ def _trial(case: Case, own: Path, running: set[subprocess.Popen[str]]) -> Outcom
             process.kill()
             running.discard(process)
     if process.returncode == 0 and (own / OUTCOME).exists():
-        return msgspec.json.decode((own / OUTCOME).read_bytes(), type=Outcome)
+        return _read(own / OUTCOME, Outcome)
     return hopeless(case, why)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
+from .child_output import output_of
 
 LAYERS = 20
 _BLOCK = 10_000  # lines
@@ -67,8 +68,7 @@ def telemetry_load(lines: int = 10**6, repeats: int = 5, strict: bool = False) -
                     for kept in cache.glob("*"):
                         kept.unlink()
                 command = [sys.executable, "-c", _CHILD, str(path), way, str(cache)]
-                done = subprocess.run(command, capture_output=True, text=True, check=True)
-                taken[way].append(json.loads(done.stdout))
+                taken[way].append(json.loads(output_of(command, f"reading {path}")[0]))
     rows = []
     for way, measured in taken.items():
         seconds, cpu, peak = np.array(measured).T

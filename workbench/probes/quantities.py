@@ -41,7 +41,8 @@ def cosine(left: np.ndarray, right: np.ndarray) -> float | None:
         right_square += _dot(b, b)
     if left_square == 0 or right_square == 0:
         return None
-    return product / math.sqrt(left_square) / math.sqrt(right_square)
+    found = product / math.sqrt(left_square) / math.sqrt(right_square)
+    return max(-1.0, min(found, 1.0)) if found == found else found  # of float32 sums it may come out a little beyond
 
 
 def clip_scale(grad_norm: float, clip: float | None) -> float:

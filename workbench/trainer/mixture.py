@@ -48,6 +48,8 @@ class Mixture:
         for number, weight in enumerate(weights):
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
                 raise DataError(f"The weight of corpus {number} is {weight!r}; expected a number above 0; correct it.")
+        if not math.isfinite(sum(weights)):
+            raise DataError("The weights of the corpora add up to more than a number can be; divide them all alike.")
         exact = np.array(weights, np.float64) / sum(weights) * BLOCK
         counts = np.floor(exact).astype(np.int64)
         rest = np.argsort(-(exact - counts), kind="stable")[: BLOCK - int(counts.sum())]

@@ -5,13 +5,14 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 
 from workbench import manifest as manifests
 from workbench import snapshot
@@ -21,6 +22,7 @@ from workbench.host import raw_views
 from workbench.lines.seal import Chain
 from workbench.manifest import DataFile
 from workbench.observe import observe
+from workbench.record import Recorder
 from workbench.step import Stepper
 from workbench.trainer.corpus import Corpus
 from workbench.trainer.model import ModelConfig
@@ -32,25 +34,36 @@ from workbench.trainer.training import Quiet
 # -------------------------------------------------------------------------------------------------- a loop of one's own
 
 
-class Points:
-    """Batches of a regression problem, each a function of its number; the cursor is that number."""
+class Numbered:
+    """A sampler whose batches are each a function of their number, from 1: `batch`. The cursor is that number."""
 
-    def __init__(self, rows=12):
-        self.rows, self.number = rows, 0
+    def __init__(self):
+        self.number = 0
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        x = np.random.Generator(np.random.Philox(key=7, counter=self.number)).standard_normal((self.rows, 4))
         self.number += 1
-        return x.astype(np.float32), np.sin(x.sum(axis=1, keepdims=True)).astype(np.float32)
+        return self.batch(self.number)
 
     def state_dict(self):
         return {"number": self.number}
 
     def load_state_dict(self, cursor):
         self.number = cursor["number"]
+
+
+class Points(Numbered):
+    """Batches of a regression problem."""
+
+    def __init__(self, rows=12):
+        super().__init__()
+        self.rows = rows
+
+    def batch(self, number):
+        x = np.random.Generator(np.random.Philox(key=7, counter=number - 1)).standard_normal((self.rows, 4))
+        return x.astype(np.float32), np.sin(x.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 def mse(model, x, y):
@@ -105,6 +118,38 @@ def state_of(job, step=0):
 def parts(job):
     """The arguments of `Recorder` that make the experiment."""
     return job.model, job.optimizer, job.loss_fn, job.sampler
+
+
+class ScaledJob:
+    """A step of one's own, whose gradients are scaled by what `habit(norm)` returns, unless that is None."""
+
+    def __init__(self, habit):
+        self.model, self.optimizer = mlp(), optim.SGD(1e-1)
+        passes = nn.value_and_grad(self.model, mse)
+
+        def step(x, y):
+            loss, gradients = passes(self.model, x, y)
+            norm = mx.sqrt(sum(mx.sum(one * one) for _, one in tree_flatten(gradients))).item()
+            scale = habit(norm)
+            if scale is not None:
+                gradients = tree_map(lambda one: one * scale, gradients)
+            self.optimizer.update(self.model, gradients)
+            return loss
+
+        self.step = step
+
+
+def record_scaled(path, make, steps, **options):
+    """Records a `ScaledJob` with the habit that `make()` gives; returns the losses, and the warnings as texts."""
+    job = ScaledJob(make())
+    options = {"step_fn": job.step, "spikes": None} | options
+    with (
+        warnings.catch_warnings(record=True) as said,
+        Recorder(path, job.model, job.optimizer, mse, Points(), **options) as recorder,
+    ):
+        warnings.simplefilter("always")
+        losses = [recorder.step(batch) for batch in recorder.batches(steps)]
+    return losses, [str(one.message) for one in said]
 
 
 # -------------------------------------------------------------------------------------------------------- a trained run

@@ -4,6 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
+from helpers import Numbered
 
 from workbench.experiment import Experiment, StepOptions
 from workbench.trainer.model import ModelConfig, build_model, loss
@@ -11,25 +12,12 @@ from workbench.trainer.model import ModelConfig, build_model, loss
 VOCABULARY, CTX, ROWS = 32, 8, 6
 
 
-class Tokens:
-    """Batches of tokens and their successors, each a function of its number."""
+class Tokens(Numbered):
+    """Batches of tokens and their successors."""
 
-    def __init__(self):
-        self.number = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self.number += 1
-        tokens = np.random.default_rng(self.number).integers(0, VOCABULARY, (ROWS, CTX + 1)).astype(np.int32)
+    def batch(self, number):
+        tokens = np.random.default_rng(number).integers(0, VOCABULARY, (ROWS, CTX + 1)).astype(np.int32)
         return tokens[:, :-1], tokens[:, 1:]
-
-    def state_dict(self):
-        return {"number": self.number}
-
-    def load_state_dict(self, cursor):
-        self.number = cursor["number"]
 
 
 class GroupedAttention(nn.Module):

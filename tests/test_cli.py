@@ -36,6 +36,16 @@ def run_in_background(*args):
     )
 
 
+def wait_for(process, holds):
+    """Until something holds. A process that trains for ever is ended by whoever waited in vain: nobody else would."""
+    deadline = time.monotonic() + 120
+    while not holds():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(process.communicate())
+        time.sleep(0.005)
+
+
 # ---------------------------------------------------------------------------------------------------------------- help
 
 
@@ -474,13 +484,14 @@ def test_going_beyond_the_schedule_is_said(path):
 def test_ctrl_c_finishes_the_step_and_resumes_to_the_same_bits(tmp_path, number, code):
     settings = ("--lr-schedule", "constant", "--warmup", 2, "--save-every", 50, *runs.FLAGS)
     out = tmp_path / "run"
+    telemetry = out / "telemetry.jsonl"
     process = run_in_background("train", "--corpus", runs.corpus(), "--steps", 10**6, "--out", out, *settings)
-    deadline = time.time() + 60
-    while not (out / "telemetry.jsonl").exists() or (out / "telemetry.jsonl").read_bytes().count(b"\n") < 8:
-        assert process.poll() is None and time.time() < deadline, process.communicate()
-        time.sleep(0.01)
+    wait_for(process, lambda: telemetry.exists() and telemetry.read_bytes().count(b"\n") >= 8)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    try:
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == code, err
     step = open_run(out).last_step
     last = err.strip().splitlines()[-1]
@@ -500,14 +511,13 @@ def test_ctrl_c_finishes_the_step_and_resumes_to_the_same_bits(tmp_path, number,
 def test_a_run_that_still_trains_is_not_gone_on_with(tmp_path):
     out = tmp_path / "run"
     process = run_in_background("train", "--corpus", runs.corpus(), "--steps", 10**6, "--out", out, *runs.FLAGS)
-    deadline = time.time() + 60
-    while not (out / "checkpoints" / "00000000.json").exists():
-        assert process.poll() is None and time.time() < deadline, process.communicate()
-        time.sleep(0.005)
-    said = runs.here("train", "--out", out, "--resume")
-    looked = runs.here("spikes", out)  # but looking is always possible
-    process.kill()
-    process.communicate(timeout=60)
+    try:
+        wait_for(process, lambda: (out / "checkpoints" / "00000000.json").exists())
+        said = runs.here("train", "--out", out, "--resume")
+        looked = runs.here("spikes", out)  # but looking is always possible
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
     assert "is being recorded just now" in said.sentence and looked.code == 0
     assert len(open_run(out).manifest.segments) == 1 and open_run(out).last_step >= 0
     assert runs.here("train", "--out", out, "--resume", "--steps", 3).code == 0  # a killed process lets it go
@@ -517,10 +527,7 @@ def test_a_killed_process_loses_at_most_the_steps_since_the_last_checkpoint(tmp_
     settings = ("--lr-schedule", "constant", "--warmup", 2, "--save-every", 5, *runs.FLAGS)
     out = tmp_path / "run"
     process = run_in_background("train", "--corpus", runs.corpus(), "--steps", 10**6, "--out", out, *settings)
-    deadline = time.time() + 60
-    while not (out / "checkpoints" / "00000010.json").exists():
-        assert process.poll() is None and time.time() < deadline, process.communicate()
-        time.sleep(0.005)
+    wait_for(process, lambda: (out / "checkpoints" / "00000010.json").exists())
     process.kill()
     process.communicate(timeout=60)
     before = (out / "telemetry.jsonl").read_bytes()

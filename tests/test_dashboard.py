@@ -151,7 +151,7 @@ def test_a_run_in_training_is_followed_until_the_tick_is_taken_away(tmp_path):
     grow(run)
     wait_for(lambda: dashboard.table["step"].tolist() == [13])
     (run / "telemetry.jsonl").rename(run / "aside")
-    wait_for(lambda: dashboard.last_error is not None)
+    wait_for(lambda: dashboard.last_error is not None and dashboard.error.value)
     assert "role='alert'" in dashboard.error.value.replace('"', "'") and "telemetry" in dashboard.error.value
     (run / "aside").rename(run / "telemetry.jsonl")
     wait_for(lambda: dashboard.last_error is None and not dashboard.error.value)

@@ -11,7 +11,7 @@ import mlx.optimizers as optim
 import numpy as np
 import pytest
 import runs
-from helpers import assert_same_state, tree
+from helpers import Numbered, assert_same_state, tree
 
 import workbench as wb
 from workbench import deduplication, snapshot
@@ -24,24 +24,11 @@ from workbench.tensor_file import HostArray
 WIDTH = 64  # of a branch that trains in steps 7 to 10 only; its tensors have 16 KiB
 
 
-class Batches:
-    def __init__(self):
-        self.number = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self.number += 1
-        draw = np.random.Generator(np.random.Philox(key=3, counter=self.number))
-        on = np.full((8, 1), 7 <= self.number <= 10, np.float32)
+class Batches(Numbered):
+    def batch(self, number):
+        draw = np.random.Generator(np.random.Philox(key=3, counter=number))
+        on = np.full((8, 1), 7 <= number <= 10, np.float32)
         return draw.standard_normal((8, WIDTH), dtype=np.float32), on, draw.standard_normal((8, 1), dtype=np.float32)
-
-    def state_dict(self):
-        return {"number": self.number}
-
-    def load_state_dict(self, cursor):
-        self.number = cursor["number"]
 
 
 class Net(nn.Module):

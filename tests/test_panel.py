@@ -195,7 +195,8 @@ def test_a_run_without_spikes(tmp_path):
     panel = Panel(tmp_path, "calm")
     assert panel.spikes.options == (("none found", None),) and panel.spikes.value is None
     assert panel.step.value == runs.STEPS and "0 spikes" in seen(panel) and panel.last_error is None
-    assert "validation loss" in _facts(panel, 10) and f"None of these {runs.STEPS} steps was judged" in _facts(panel, 10)
+    assert "validation loss" in _facts(panel, 10)
+    assert f"None of these {runs.STEPS} steps was judged" in _facts(panel, 10)
 
 
 def _facts(panel: Panel, step: int) -> str:

@@ -20,8 +20,8 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 import pytest
-from helpers import Points, mlp, mse
-from mlx.utils import tree_flatten, tree_map
+from helpers import Points, ScaledJob, mlp, mse, record_scaled
+from mlx.utils import tree_flatten
 
 import workbench as wb
 from workbench.deep_snapshot import DeepSnapshot
@@ -33,38 +33,13 @@ KEPT = []
 SHARED = types.SimpleNamespace(seen=[])
 
 
-class Job:
-    """A step whose gradients are scaled by what `habit(norm)` returns."""
-
-    def __init__(self, habit):
-        self.model, self.optimizer = mlp(), optim.SGD(1e-1)
-        passes = nn.value_and_grad(self.model, mse)
-
-        def step(x, y):
-            loss, gradients = passes(self.model, x, y)
-            norm = mx.sqrt(sum(mx.sum(one * one) for _, one in tree_flatten(gradients))).item()
-            scale = habit(norm)
-            self.optimizer.update(self.model, tree_map(lambda one: one * scale, gradients))
-            return loss
-
-        self.step = step
-
-
 def plain(make, steps=6):
-    job, sampler = Job(make()), Points()
+    job, sampler = ScaledJob(make()), Points()
     return [job.step(*map(mx.array, next(sampler))).item() for _ in range(steps)]
 
 
-def recorded(path, make, steps=6, **options):
-    job, sampler = Job(make()), Points()
-    options = {"step_fn": job.step, "spikes": None} | options
-    with (
-        warnings.catch_warnings(record=True) as said,
-        wb.Recorder(path, job.model, job.optimizer, mse, sampler, **options) as recorder,
-    ):
-        warnings.simplefilter("always")
-        losses = [recorder.step(batch) for batch in recorder.batches(steps)]
-    return losses, [str(one.message) for one in said]
+def recorded(path, make, **options):
+    return record_scaled(path, make, 6, **options)
 
 
 class Slotted:
@@ -376,7 +351,7 @@ def test_what_no_step_depends_on_is_recorded_and_replays(tmp_path, make):
     losses, said = recorded(tmp_path / "run", make)
     assert losses == plain(make)
     assert len(said) == 1 and said[0].startswith("the step changes what no checkpoint holds: step_fn.habit.seen (a ")
-    job = Job(make())
+    job = ScaledJob(make())
     own = wb.Experiment(job.model, job.optimizer, mse, Points(), step_fn=job.step)
     assert wb.open_run(tmp_path / "run").replay(5, experiment=own, with_probe=False).exact
 
@@ -402,7 +377,7 @@ def test_handed_over_as_extra_it_is_recorded_and_replays(tmp_path):
     clip = Clip()
     losses, said = recorded(tmp_path / "run", lambda: clip, extra={"clip": clip}, save_every=3)
     assert losses == plain(Clip) and said == []
-    job = Job(other := Clip())
+    job = ScaledJob(other := Clip())
     own = wb.Experiment(job.model, job.optimizer, mse, Points(), step_fn=job.step, extra={"clip": other})
     assert [trace.exact for trace in wb.open_run(tmp_path / "run").replay(range(1, 7), experiment=own)] == [True] * 6
 

@@ -13,7 +13,7 @@ import mlx.optimizers as optim
 import numpy as np
 import pytest
 import small_llm
-from helpers import edit_json, mlp, mse, python
+from helpers import Numbered, edit_json, mlp, mse, python
 from rich.console import Console
 
 import workbench as wb
@@ -27,28 +27,15 @@ BAD, STEPS = 40, 46
 RECORDING = {"save_every": 20, "spikes": wb.SpikeSettings(window=20)}
 
 
-class Stream:
+def batch(number):
     """Rows of a linear map; at step `BAD` with targets a thousand times too large."""
-
-    def __init__(self):
-        self.number = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self.number += 1
-        draw = np.random.default_rng(self.number)
-        x = draw.normal(size=(12, 4)).astype(np.float32)
-        return x, x.sum(axis=1, keepdims=True) * np.float32(1000.0 if self.number == BAD else 1.0)
+    x = np.random.default_rng(number).normal(size=(12, 4)).astype(np.float32)
+    return x, x.sum(axis=1, keepdims=True) * np.float32(1000.0 if number == BAD else 1.0)
 
 
-class Cursor(Stream):
-    def state_dict(self):
-        return {"number": self.number}
-
-    def load_state_dict(self, cursor):
-        self.number = cursor["number"]
+class Stream(Numbered):
+    def batch(self, number):
+        return batch(number)
 
 
 class Loop:
@@ -58,7 +45,7 @@ class Loop:
         self.model, self.loss_fn = mlp(0.1), mse
         self.optimizer = optim.AdamW(optim.cosine_decay(1e-2, 400), bias_correction=True)
         self.passes = nn.value_and_grad(self.model, mse)
-        self.sampler = Cursor()
+        self.sampler = Stream()
 
     def step(self, x, y):
         loss, gradients = self.passes(self.model, x, y)
@@ -72,12 +59,6 @@ class Loop:
 
 OWN = ("model", "optimizer", "loss_fn", "step")  # of a loop that hands over its batches
 BUILT_IN = ("model", "optimizer", "loss_fn", "sampler")
-
-
-def batch(number):
-    stream = Stream()
-    stream.number = number - 1
-    return next(stream)
 
 
 def handed(path, *, steps=range(1, STEPS + 1), fork=None, **settings):

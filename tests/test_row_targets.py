@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import runs
 from experiments import record_own
-from helpers import experiment
+from helpers import Numbered, experiment
 
 import workbench as wb
 from workbench.batches.row_targets import row_targets
@@ -124,27 +124,14 @@ def test_mlx_lms_own_targets(widths):
 # ------------------------------------------------------------------------------------------------------- of a whole run
 
 
-class Padded:
+class Padded(Numbered):
     """Rows of many lengths, padded with 0; the first half of each is a prompt, whose targets do not count.
 
     In batch 9 the short row 3 is one of rare tokens, which the model has not seen.
     """
 
-    def __init__(self):
-        self.number = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self.number += 1
-        return padded(self.number)
-
-    def state_dict(self):
-        return {"number": self.number}
-
-    def load_state_dict(self, cursor):
-        self.number = cursor["number"]
+    def batch(self, number):
+        return padded(number)
 
 
 def mask_of():
@@ -164,14 +151,6 @@ def padded(number):
 def masked_job(extras=lambda mask: {}, hidden=False):
     """`hidden`: the batch does not say what counts, for its targets are as large as they are."""
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)
-
-        def __call__(self, x):
-            return self.head(self.table(x))
-
     lengths = mx.array(mask_of())
 
     def loss(model, x, y):
@@ -180,7 +159,7 @@ def masked_job(extras=lambda mask: {}, hidden=False):
         return tokens.sum() / mask.sum(), {"token_loss": tokens} | extras(mask)
 
     mx.random.seed(1)
-    job = experiment(model=Model(), loss_fn=loss)
+    job = experiment(model=nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)), loss_fn=loss)
     job.sampler = Padded()
     return job
 

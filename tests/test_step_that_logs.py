@@ -9,15 +9,12 @@ import queue
 import statistics
 import sys
 import time
-import warnings
 
 import mlx.core as mx
-import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 import pytest
-from helpers import Points, mlp, mse
-from mlx.utils import tree_flatten, tree_map
+from helpers import Points, ScaledJob, mlp, mse, record_scaled
 from tqdm import tqdm
 
 import workbench as wb
@@ -28,39 +25,13 @@ last_time = 0.0
 tokens = 0
 
 
-class Job:
-    """A step whose gradients are scaled by what `habit(norm)` returns, unless that is None."""
-
-    def __init__(self, habit):
-        self.model, self.optimizer = mlp(), optim.SGD(1e-1)
-        passes = nn.value_and_grad(self.model, mse)
-
-        def step(x, y):
-            loss, gradients = passes(self.model, x, y)
-            norm = mx.sqrt(sum(mx.sum(one * one) for _, one in tree_flatten(gradients))).item()
-            scale = habit(norm)
-            if scale is not None:
-                gradients = tree_map(lambda one: one * scale, gradients)
-            self.optimizer.update(self.model, gradients)
-            return loss
-
-        self.step = step
-
-
-def recorded(path, make, steps=4):
-    job = Job(make())
-    with (
-        warnings.catch_warnings(record=True) as said,
-        wb.Recorder(path, job.model, job.optimizer, mse, Points(), step_fn=job.step, spikes=None) as recorder,
-    ):
-        warnings.simplefilter("always")
-        for batch in recorder.batches(steps):
-            recorder.step(batch)
-    return [str(one.message) for one in said]
+def recorded(path, make):
+    """Returns what was said."""
+    return record_scaled(path, make, 4)[1]
 
 
 def replays(path, make):
-    job = Job(make())
+    job = ScaledJob(make())
     own = wb.Experiment(job.model, job.optimizer, mse, Points(), step_fn=job.step)
     return wb.open_run(path).replay(3, experiment=own, with_probe=False).exact
 
@@ -386,10 +357,12 @@ def copied():
     return habit
 
 
+LINE = counter_that_warms_up.__code__.co_firstlineno + 6  # where it compares
+
 USED = [
     (mean_that_scales, r"step 2 .*history \(a list\)"),
     (meter_that_scales, r"step [12] .*habit\.meter"),
-    (counter_that_warms_up, r"number .*habit\.count \(from 0 to 1\), compares it \(test_step_that_logs\.py, line 2"),
+    (counter_that_warms_up, rf"number .*habit\.count \(from 0 to 1\), compares it \(\w+\.py, line {LINE}\)"),
     (lookup, r"habit\.state\.count \(from 0 to 1\), counts or looks something up by it \("),
     (name_lookup, r"habit\.state\.count \(from 0.0 to 1.0\), looks something up by it \("),
     (every_tenth_drawn, r"habit\.count \(from 0 to 1\), compares it \("),

@@ -8,7 +8,7 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 import pytest
-from helpers import assert_same_state, edit_json, state_of, tensor_bytes
+from helpers import Numbered, assert_same_state, edit_json, mse, state_of, tensor_bytes
 from mlx.utils import tree_flatten
 
 from workbench import Recorder, open_run, snapshot
@@ -27,10 +27,6 @@ def batches(columns=8, outputs=4):
     for _ in range(STEPS):
         x = mx.array(rng.standard_normal((32, columns)).astype(np.float32))
         yield x, mx.sin(x[:, :outputs])
-
-
-def mse(model, x, y):
-    return nn.losses.mse_loss(model(x), y)
 
 
 def turned(model):
@@ -326,37 +322,24 @@ def test_what_no_batch_has_is_refused_by_name(tmp_path, numbers):
         store.get("0" * 64)
 
 
-class Numbered:
-    """A sampler with a cursor, whose batches have a number."""
+class WithNumber(Numbered):
+    """Batches that have a number in them."""
 
-    def __init__(self):
-        self.number = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self.number += 1
-        x = mx.array(np.random.default_rng(self.number).standard_normal((8, 8)).astype(np.float32))
-        return x, mx.sin(x[:, :4]), 0.3 * self.number, 3, False
-
-    def state_dict(self):
-        return {"number": self.number}
-
-    def load_state_dict(self, cursor):
-        self.number = cursor["number"]
+    def batch(self, number):
+        x = mx.array(np.random.default_rng(number).standard_normal((8, 8)).astype(np.float32))
+        return x, mx.sin(x[:, :4]), 0.3 * number, 3, False
 
 
-class Arrays(Numbered):
-    def __next__(self):
-        return tuple(mx.array(np.asarray(part)) for part in super().__next__())
+class Arrays(WithNumber):
+    def batch(self, number):
+        return tuple(mx.array(np.asarray(part)) for part in super().batch(number))
 
 
 def job_of(sampler):
     return Experiment(half(), optim.AdamW(1e-2), scaled, sampler, StepOptions(compile=False))
 
 
-@pytest.mark.parametrize("sampler, as_it_was", [(Numbered, False), (Arrays, True)], ids=["now", "before"])
+@pytest.mark.parametrize("sampler, as_it_was", [(WithNumber, False), (Arrays, True)], ids=["now", "before"])
 def test_a_run_recorded_before_numbers_were_kept_replays_as_it_was_recorded(tmp_path, sampler, as_it_was):
     """Then a recorder made arrays of them, and said nothing of numbers in the manifest."""
     job = job_of(sampler())
@@ -366,7 +349,7 @@ def test_a_run_recorded_before_numbers_were_kept_replays_as_it_was_recorded(tmp_
             recorder.step(batch)
     if as_it_was:
         edit_json(tmp_path / "run" / "run.json", lambda manifest: manifest.pop("numbers"))
-    for trace in open_run(tmp_path / "run").replay(range(1, STEPS + 1), experiment=job_of(Numbered())):
+    for trace in open_run(tmp_path / "run").replay(range(1, STEPS + 1), experiment=job_of(WithNumber())):
         assert trace.exact
 
 

@@ -52,12 +52,13 @@ def heap():  # numpy has the system treat parts of it in another way, so that th
     lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("[heap]")]
     places = [int(place, 16) for line in lines for place in line.split()[0].split("-")]
     return min(places), max(places)
-print(warm_heap.warm(1 << 27))
+size = warm_heap.warm(1 << 27)  # less where memory is short
+print(size)
 before = heap()
-array = np.ones(1 << 23); array += 1  # 64 MiB, which would else be mapped by itself
-print(before[0] <= array.ctypes.data < before[1], array.sum() == 2 << 23)
+array = np.ones(size // 16); array += 1  # 64 MiB of 128, which would else be mapped by themselves
+print(before[0] <= array.ctypes.data < before[1], array.sum() == 2 * array.size)
 del array
-print(heap()[1] >= before[1] >= before[0] + (1 << 27))
+print(heap()[1] >= before[1] >= before[0] + size)
 """
     warmed, *found = printed(code)
     if int(warmed) == 0:

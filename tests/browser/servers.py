@@ -141,7 +141,7 @@ def _variables(home: Path, token: str) -> dict[str, str]:
     return kept | own | {"JUPYTER_TOKEN": token, "JUPYTER_PLATFORM_DIRS": "1"}
 
 
-def _await_server(url: str, process: subprocess.Popen[Any], log: Any, seconds: float = 60) -> None:
+def _await_server(url: str, process: subprocess.Popen[Any], log: Any, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while True:
         try:
@@ -159,6 +159,18 @@ def descendants(pid: int) -> list[Any]:
     import psutil
 
     return psutil.Process(pid).children(recursive=True)
+
+
+@contextlib.contextmanager
+def held(processes: list[Any]) -> Iterator[None]:
+    """Inside, these processes stand still."""
+    for one in processes:
+        one.suspend()
+    try:
+        yield
+    finally:
+        for one in processes:
+            one.resume()
 
 
 def still_running(processes: list[Any], seconds: float = 10) -> list[Any]:

@@ -168,7 +168,7 @@ def test_a_long_replay_is_cancelled(panel, work):
     panel.slide("ArrowLeft", 2)  # the rest of the panel goes on
     panel.await_step(LONG - 2)
     panel["cancel"].click()
-    panel.await_status(f"Step {LONG}: cancelled; nothing was changed", seconds=5)
+    panel.await_status(f"Step {LONG}: cancelled; nothing was changed")
     expect(panel.alert).to_have_count(0)
     expect(panel["cancel"]).to_be_disabled()
     assert panel.badges() == [] and panel.python("panel.trace is None")
@@ -256,7 +256,7 @@ ENABLED = """panel => [...panel.querySelectorAll('button,input,select,.noUi-hand
 def test_arrow_keys_choose_in_a_list(panel):
     _tab_to(panel, "run")
     panel.page.keyboard.press("ArrowUp")
-    expect(panel["facts"]).to_contain_text("recorded on cpu with MLX 0.1.0", timeout=3000)
+    expect(panel["facts"]).to_contain_text("recorded on cpu with MLX 0.1.0")
 
 
 def _tab_to(panel, name):

@@ -60,7 +60,7 @@ def test_the_panel_works_in_voila(page):
     panel["replay"].click()  # from state 0
     panel.await_status("olling forward")
     panel["cancel"].click()
-    panel.await_status("cancelled; nothing was changed", seconds=5)
+    panel.await_status("cancelled; nothing was changed")
     for view in panel.views:
         panel.turn_to(view)
         assert looks.overlaps(panel.itself) == [] and looks.cut_off(panel.itself) == [], view

@@ -20,8 +20,9 @@ def test_two_panels_of_a_run(panel_on, bench):
     expect(one["step-facts"]).to_contain_text(f"Step {SPIKE}")
     two["replay"].click()
     two.await_status("olling forward")
-    one["replay"].click()
-    one.await_status("by another panel of this notebook")
+    with servers.held(servers.descendants(two.python("__import__('os').getpid()"))):  # so that it is not done before
+        one["replay"].click()
+        one.await_status("by another panel of this notebook")
     two["cancel"].click()
     two.await_status("cancelled")
     one["replay"].click()

@@ -132,7 +132,7 @@ def test_the_module_and_the_script_are_the_same_command():
         ("train --corpus CORPUS --steps 3 --out new --fault garbage@4", ("after the last step",)),
         ("train --corpus CORPUS --steps 3 --out new --fault garbage@2:rows=99", ("rows=99",)),
         ("train --corpus CORPUS --steps 3 --out new --keep-last 0", ("keep_last is 0",)),
-        ("train --corpus CORPUS --steps 3 --out new --log-jsonl .", (".:", "directory")),
+        ("train --corpus CORPUS --steps 3 --out new --log-jsonl .", ("copy_telemetry_to is ., a folder",)),
         ("train --corpus CORPUS --steps 3 --out new --log-jsonl new/telemetry.jsonl", ("run's own telemetry",)),
         ("train --corpus CORPUS --steps 3 --no-record --log-jsonl x", ("--log-jsonl", "--no-record")),
         ("train --resume", ("--resume needs --out",)),

@@ -282,6 +282,18 @@ def test_an_empty_range(recorded, steps):
         recorded.plan(steps)
 
 
+def test_an_empty_range_is_named_as_it_was_asked_for(recorded):
+    with pytest.raises(ReplayError, match=r"^7\.\.5 is an empty range of steps; expected first\.\.last"):
+        recorded.plan(range(7, 6))
+
+
+@pytest.mark.parametrize("steps", [[5, 6], range(5, 7), range(5, 5), []])
+def test_what_is_asked_of_one_step_refuses_several_and_none(recorded, steps):
+    for ask in (recorded.batch_facts, lambda several: recorded.whatif(several, "lr=0.5x")):
+        with pytest.raises(ReplayError, match="is no single step; expected one"):
+            ask(steps)
+
+
 @pytest.mark.parametrize("steps", [2.0, "5", None, [2.5], {}])
 def test_what_is_no_step(recorded, steps):
     for ask in (recorded.plan, recorded.replay):
@@ -304,7 +316,7 @@ def test_no_checkpoint_before_the_step(tmp_path):
     path = runs.recorded(tmp_path)
     for number in (0, 4, 8):
         (path / "checkpoints" / f"{number:08d}.json").unlink()
-    with pytest.raises(ReplayError, match=r"no checkpoint of .* comes before step 12; the run has \[\(12, 0\)\]"):
+    with pytest.raises(ReplayError, match=r"no checkpoint of .* comes before step 12; the run's checkpoints: 12$"):
         open_run(path).plan(12)
 
 
@@ -340,9 +352,24 @@ def test_checkpoints_without_a_commit_record_do_not_exist(tmp_path):
     (folder / ".00000012.123.tmp.json").write_text("{}")
     for name in ("notes.json", "x.s1.json", "00000004.sx.json", "².json"):
         (folder / name).write_text("{}")
+    for name in ("4.json", "00000004.s0.json", "00000004.s01.json", "000000004.json", "٩.json", f"{'9' * 99}.json"):
+        shutil.copy(folder / "00000004.json", folder / name)
     run = open_run(path)
     assert run.checkpoints == [(0, 0), (4, 0), (12, 0)]
     assert run.plan(10).checkpoint == (4, 0) and run.plan(10).rolled == 5
+    assert [name for name in run.verify().notices if "4.json" in name and "00000004.s0.json" in name]
+
+
+def test_a_checkpoint_that_is_not_there_is_answered_with_all_that_are(recorded):
+    with pytest.raises(ReplayError, match="has no checkpoint 5 before step 6; it has 0, 4 before it, and from"):
+        recorded.plan(6, checkpoint=5)
+    with pytest.raises(ReplayError, match="and from there on 8, 12$"):
+        recorded.resumption(5)
+
+
+def test_checkpoints_of_segments_are_named_with_them(segmented):
+    with pytest.raises(ReplayError, match="0, 4, 8 before it, and from there on 12 of segment 1, 14 of segment 1"):
+        open_run(segmented).plan(9, segment=1, checkpoint=3)
 
 
 def test_checkpoints_of_segments_are_told_apart(segmented):

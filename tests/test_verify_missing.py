@@ -101,6 +101,24 @@ def test_a_field_that_no_line_has_is_said_to_be_out_of_a_replays_reach(run):
     assert all(check.detail.endswith("; not recorded: adam_m_norms, adam_v_norms") for check in proven)
 
 
+@pytest.mark.parametrize("name", ["grad_norm", "lr", "per_layer_act_norms", "batch_hash", "state"])
+def test_a_field_that_was_taken_out_of_one_stretch_of_an_older_run(tmp_path, name):
+    """Older runs have no seals, which would tell."""
+    path = own_loop(tmp_path / "own", 5)
+    own_loop(path, 8, resume=3)
+    lines = [json.loads(line) for line in (path / "telemetry.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("seal", None), line.pop("manifest", None)
+        if (line["type"], line["segment"]) == ("step", 1):
+            line.pop(name), line.pop(f"{name}_bits", None)
+    (path / "telemetry.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    helpers.edit_json(path / "run.json", lambda document: (document.pop("sealed"), document.pop("end")))
+    told = {what: detail for what, detail in found(path, "unverified").items() if what == f"telemetry {name}"}
+    (detail,) = told.values()
+    assert "no line of steps 4 to 8 of segment 1 has it, and others have" in detail
+    assert not open_run(path).verify().whole
+
+
 @pytest.mark.parametrize("change", [lambda lr: next_up(lr), lambda lr: None, lambda lr: 2 * lr])
 def test_an_edited_learning_rate_is_not_the_one_that_the_step_used(run, change):
     line = next(line for line in runs.lines(run) if line["type"] == "step" and line["step"] == 10)

@@ -50,13 +50,15 @@ class FreshProcess:
     """
 
     def __init__(self, asked: Asked) -> None:
-        self._asked = asked
+        self._asked, self._first = asked, asked.first
         self._child: subprocess.Popen[bytes] | None = None
         self._answers: dict[int, dict[str, Any]] = {}
         self._unread = b""
 
     def start(self, first: int) -> None:
         """Has it prepare for the steps from `first` on; it performs none before `go`."""
+        self._end()
+        self._first, self._answers, self._unread = first, {}, b""
         self._errors = tempfile.TemporaryFile()
         asked = msgspec.json.encode(msgspec.structs.replace(self._asked, first=first)).decode()
         command = python_command("workbench.fresh_replay", asked)
@@ -73,7 +75,7 @@ class FreshProcess:
             self._child.stdin = None
 
     def evidence(self, step: int, say: Callable[[str], None]) -> dict[str, Any]:
-        """What it measured at a step, as bits; it is started if it was not.
+        """What it measured at a step, as bits; it is started if it was not, and anew if that was for later steps.
 
         Args:
             say: told five times a second what is waited for; an exception that it raises goes on up.
@@ -81,7 +83,7 @@ class FreshProcess:
         Raises:
             ReplayError: it failed.
         """
-        if self._child is None:
+        if self._child is None or step < self._first:
             self.start(step)
         self.go()
         while step not in self._answers:
@@ -111,10 +113,14 @@ class FreshProcess:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
         if self._child is not None:
             self._child.kill()
             with self._child:  # waits, and closes its pipes
                 self._errors.close()
+            self._child = None
 
 
 def main(text: str) -> None:

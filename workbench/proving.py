@@ -11,16 +11,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import ChangedByHand, CheckpointError, DataError, EnvironmentMismatch, ReplayError, TelemetryError
+from .errors import (
+    ChangedByHand,
+    CheckpointError,
+    DataError,
+    EnvironmentMismatch,
+    ExperimentError,
+    ReplayError,
+    TelemetryError,
+)
 from .fan_out import WorkerLost, fan_out
 from .ranks.attendance import setup_of
 from .replay import Outcome, replay_steps
+from .replaying.fallback import entered
 from .replaying.legs import ONE_EXPERIMENT
-from .replaying.preparation import Prepared, other_files, prepared, undisturbed
+from .replaying.preparation import Prepared, other_files, undisturbed
 from .replaying.suspicion import suspicion
 from .run import Run
 from .verification import Check, Verdict
@@ -31,6 +41,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int, str], None]
 # What damage on disk raises. That a run can't be rebuilt, or not on this machine, is no finding about the run.
 _DAMAGE = (CheckpointError, DataError, ReplayError, TelemetryError)
+_NOT_HERE = (EnvironmentMismatch, ExperimentError)
 
 
 def sample(run: Run, count: int, seed: int) -> list[tuple[int, int]]:
@@ -40,7 +51,8 @@ def sample(run: Run, count: int, seed: int) -> list[tuple[int, int]]:
     In every second stretch that has some it is the first step after a checkpoint: there a run and its replay part first
     if a step depends on what no checkpoint holds.
     """
-    columns = [run.telemetry.column(name) for name in ("segment", "step")]
+    telemetry = run.telemetry  # once: it is read again when the run has gone on
+    columns = [telemetry.column(name) for name in ("segment", "step")]
     if columns[0] is None or columns[1] is None:
         return []
     pairs = sorted(zip(columns[0].tolist(), columns[1].tolist(), strict=True))
@@ -84,10 +96,8 @@ def replayed(
 
     Returns:
         A check of kind "step" for each of the sample, and how many steps were performed only to reach those. A step
-        that can't be reached, for something of the run is damaged, is a mismatch too.
-
-    Raises:
-        EnvironmentMismatch, ExperimentError: the experiment can't be had here at all.
+        that can't be reached, for something of the run is damaged, is a mismatch too. Where the experiment can't be had
+        here, or not for these steps, they are unverified: that is no finding about the run.
     """
     if (setup := setup_of(run.manifest)) is not None:
         why = f"the steps of {setup.size} ranks are performed by all of them; prove one by `workbench replay`"
@@ -99,7 +109,7 @@ def replayed(
         return [not_replayed(f"{count} to sample", "none has a checkpoint before it", "unverified")], 0
     total = sum(max(steps) - start for (_, (start, _)), steps in groups.items())
     if workers is not None and experiment is None:
-        return _apart(run, groups, total, notices, progress, workers, lost=lost, **options)
+        return _apart(run, groups, count, total, notices, progress, workers, lost=lost, **options)
     checks, done, way = list[Check](), 0, 0
     if experiment is not None and len(groups) > 1 and run.manifest.rebuild.get("kind") != "trainer":
         notices.append(ONE_EXPERIMENT)
@@ -108,7 +118,13 @@ def replayed(
         def report(ahead: int, all_: int, what: str, before: int = done) -> None:
             progress(before + ahead, total, what)
 
-        found = _group(run, segment, start, steps, report, experiment=experiment, lost=lost, **options)
+        try:
+            found = _group(run, segment, start, steps, report, experiment=experiment, lost=lost, **options)
+        except _NOT_HERE as error:
+            if not checks:
+                return [_none_replayed(count, error)], 0
+            checks += _unreached(segment, steps, error)
+            continue
         checks += found.checks
         notices += found.notices
         way, done = way + found.way, done + max(steps) - start
@@ -145,8 +161,10 @@ def _group(
         for ready, outcome in outcomes_of(run, steps, segment, experiment=experiment, progress=progress, **options):
             found.checks.append(_check(outcome, ready, segment))
             waiting.remove(outcome.step)
-        found.notices += ready.notices if ready is not None else []
-    except EnvironmentMismatch:  # a ReplayError too
+        if ready is not None:
+            found.notices += ready.notices
+            start = ready.plan.checkpoint[0]  # an earlier one, where it is gone since
+    except _NOT_HERE:  # the one is a ReplayError, too
         raise
     except ChangedByHand as error:  # nothing was performed yet
         able = [step for step in waiting if error.step is not None and step < error.step]
@@ -156,7 +174,8 @@ def _group(
         found.checks += [not_replayed(f"{step}, segment {segment}", str(error), "unverified") for step in beyond]
         return found
     except _DAMAGE as error:
-        verdict: Verdict = "unverified" if lost and isinstance(error, DataError) else "mismatch"
+        gone = isinstance(error, CheckpointError) and start not in {step for step, _ in run.checkpoints}  # thinned
+        verdict: Verdict = "unverified" if gone or lost and isinstance(error, DataError) else "mismatch"
         found.checks += [not_replayed(f"{step}, segment {segment}", str(error), verdict) for step in waiting]
     reached = [step for step in steps if step not in waiting]
     found.way = max(reached, default=start) - start - len(reached)
@@ -183,7 +202,8 @@ def outcomes_of(
         EnvironmentMismatch, ExperimentError, CheckpointError, DataError, ReplayError: as `Run.replay`.
     """
     plan = run.plan(steps, segment, passes=1)
-    with prepared(run, plan, experiment=experiment, **options) as ready:
+    with ExitStack() as stack:
+        ready = entered(stack, run, plan, damaged=False, experiment=experiment, **options)
         for outcome in replay_steps(
             ready.experiment,
             ready.start,
@@ -203,6 +223,7 @@ def outcomes_of(
 def _apart(
     run: Run,
     groups: dict[tuple[int, tuple[int, int]], list[int]],
+    asked: int,
     total: int,
     notices: list[str],
     progress: Progress,
@@ -225,6 +246,10 @@ def _apart(
     ):
         if isinstance(found, WorkerLost):
             checks += [not_replayed(f"{step}, segment {segment}", str(found), "unverified") for step in steps]
+        elif isinstance(found, _NOT_HERE):
+            if not checks:
+                return [_none_replayed(asked, found)], 0
+            checks += _unreached(segment, steps, found)
         elif isinstance(found, Exception):
             raise found
         else:
@@ -265,3 +290,11 @@ def _check(outcome: Outcome, ready: Prepared, segment: int) -> Check:
 def not_replayed(what: str, reason: str, verdict: Verdict = "mismatch") -> Check:
     """A step that no replay reached, and why."""
     return Check("step", what, verdict, f"could not be replayed: {reason}")
+
+
+def _none_replayed(count: int, error: Exception) -> Check:
+    return not_replayed(f"{count} to sample", str(error).rstrip("."), "unverified")
+
+
+def _unreached(segment: int, steps: Sequence[int], error: Exception) -> list[Check]:
+    return [not_replayed(f"{step}, segment {segment}", str(error).rstrip("."), "unverified") for step in steps]

@@ -286,7 +286,7 @@ class Run(RecordedRun):
         """
         from .batches.batchfacts import batch_facts
 
-        asked = asked_steps(step)[0]
+        asked = asked_step(step, "a batch")
         return batch_facts(self, asked, trace, segment=segment, experiment=experiment, factory=factory)
 
     def whatif(
@@ -327,7 +327,7 @@ class Run(RecordedRun):
 
         records, files, notices = whatif.experiments(
             self,
-            asked_steps(step)[0],
+            asked_step(step, "experiments"),
             [changes] if isinstance(changes, str) else changes,
             next_steps=next_steps,
             once=once,
@@ -429,7 +429,7 @@ class Run(RecordedRun):
         of fingerprints; and proves a sample of steps by replay. Writes nothing.
 
         Args:
-            replay: how many steps to prove, spread over the run.
+            replay: how many steps to prove, spread over the run; 0: none.
             seed: of the sample.
             workers: processes to prove them in, as for `many.replay_many`; None: this one.
             experiment, factory, other_environment, progress: as `replay`.
@@ -439,8 +439,9 @@ class Run(RecordedRun):
             `to_json()`.
 
         Raises:
-            ExperimentError, EnvironmentMismatch: as `replay`, where steps are to be proven. That one can't be, for
-                something of the run is damaged, is a check that says so.
+            ReplayError: `replay` is negative. That steps can't be proven, for something of the run is damaged, or it
+                can't be rebuilt (without its experiment or factory, or on this machine), is a check that says so, and
+                so is it that the telemetry is damaged, or is changed meanwhile.
         """
         from .verifying import verify_run  # imports MLX
 

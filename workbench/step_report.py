@@ -8,6 +8,7 @@ escaped.
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,12 +109,12 @@ def _replay(run: Run, step: int, found: Found) -> str:
         how = run.plan(step).sentence()
     except WorkbenchError as error:
         return paragraph(f"Not replayed, and it can't be: {error}.")
-    return paragraph(f"Not replayed. {how}: workbench replay {run.path} --step {step}")
+    return paragraph(f"Not replayed. {how}: workbench replay {shlex.quote(str(run.path))} --step {step}")
 
 
 def _verdict(run: Run, step: int, found: Found) -> str:
     if found.verdict is None:
-        return paragraph(f"Not examined: workbench autopsy {run.path} --step {step}")
+        return paragraph(f"Not examined: workbench autopsy {shlex.quote(str(run.path))} --step {step}")
     return cause_view.verdict_card(found.verdict)
 
 

@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from .untrusted import decode, read_file
 FOLDER = "batches"
 _NUMBERS = "numbers"  # key of a file's metadata: the numbers among the arrays, as `numbered_batch` spells them
 _HEADER = 128  # bytes of a safetensors header, and as many for each array, at most
+_AHEAD = 100  # batches that are looked at for one that the loop trained on later than it was drawn
 BUDGET = 4 << 30  # bytes a run: a day of small batches, and no full disk by surprise
 
 
@@ -226,16 +228,27 @@ def with_stored_batches(run: Run, experiment: Experiment, segment: int) -> Exper
     return replace(experiment, sampler=StoredBatches(run, segment))
 
 
-def verifier(run: Run, segment: int) -> Callable[[int, Any], None]:
-    """For a resume that passes over batches which the run has used: raises ExperimentError if one is another."""
+def verifier(run: Run, segment: int) -> Callable[[int, Any, Iterator[Any]], None]:
+    """For a resume that passes over batches which the run has used: raises ExperimentError if one is another. To say
+    why, some of those that follow are drawn; nothing is gone on with then."""
 
-    def verify(step: int, batch: Any) -> None:
+    def verify(step: int, batch: Any, following: Iterator[Any]) -> None:
         line = run.line(step, segment)
         recorded = None if line is None else line.batch_hash
-        if isinstance(recorded, str) and batch_hash(as_batch(batch)) != recorded:
-            raise ExperimentError(
-                f"the iterator's batch {step} is not the one that step {step} of {run.path} used: it gives other "
-                "batches each time. Seed it; or pass no sampler and hand each batch to recorder.step(batch)"
-            )
+        if not isinstance(recorded, str) or batch_hash(as_batch(batch)) == recorded:
+            return
+        what = f"the iterator's batch {step} is not the one that step {step} of {run.path} used"
+        for left_out, other in enumerate(islice(following, _AHEAD), 1):
+            if batch_hash(as_batch(other)) == recorded:
+                which = f"batch {step}" if left_out == 1 else f"batches {step} to {step + left_out - 1}"
+                raise ExperimentError(
+                    f"{what}; its batch {step + left_out} is. The loop drew {which} and did not train on it, which no "
+                    "checkpoint of an iterator without a cursor says. For this run pass no sampler, and hand each "
+                    "batch to recorder.step(batch); for the next one leave such batches out inside the iterator"
+                )
+        raise ExperimentError(
+            f"{what}, nor is one of the next {_AHEAD}: it gives other batches each time. Seed it; or pass no sampler "
+            "and hand each batch to recorder.step(batch)"
+        )
 
     return verify

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 class Telemetry:
     """What one file says, and what the reader had to tolerate.
 
-    Numbers of all steps are columns (see `lines.columns`); a single line is read from the file again whenever it is
-    asked for, exactly as it stands there.
+    Numbers of all steps are columns (see `lines.columns`), as they were when the file was read; a single line is read
+    from the file again whenever it is asked for, exactly as it stands there. `read(path, since=...)` sees any edit
+    since; `Run.telemetry` does that whenever the file has another inode, size or time.
 
     Attributes:
         path: the file.
@@ -47,10 +48,9 @@ class Telemetry:
         rules: what the codes in the column `spike_rule` mean.
     """
 
-    def __init__(self, path: Path, scan: Scan, base: Scan, known: tuple[int, str]) -> None:
+    def __init__(self, path: Path, scan: Scan, base: Scan) -> None:
         self.path, self.notices, self.rules = path, scan.notices, scan.rules
         self._scan, self._base = scan, base
-        self._known = known  # inode, and digest of the edges of what the base consumed
 
     def __len__(self) -> int:
         """Number of step lines."""
@@ -236,7 +236,8 @@ def read(path: Path, since: Telemetry | None = None) -> Telemetry:
     file is still the one that they were made of; see `lines.column_cache`.
 
     Args:
-        since: what was read of the file before; if it only grew since then, what is new is read.
+        since: what was read of the file before; if it only grew since then, as a digest of all bytes that were read
+            says, what is new is read.
 
     Raises:
         TelemetryError: the file is missing or not UTF-8, or a line is damaged; the message has the line's number.
@@ -248,18 +249,22 @@ def read(path: Path, since: Telemetry | None = None) -> Telemetry:
             stored = base.consumed
             whole = base.read(file)
             if base.consumed - stored >= column_cache.WORTH and column_cache.store(path, file, base, status):
+                digest, known = base.hash, base.consumed
                 del whole, base  # their memory: the columns are in the file now
                 base = column_cache.load(path, file, written=True) or Scan(path)
+                if base.hash is None and base.consumed == known:
+                    base.hash = digest
                 whole = base.read(file)
-            return Telemetry(path, whole, base, (status.st_ino, column_cache.edges(file, base.consumed)))
+            return Telemetry(path, whole, base)
     except OSError as error:
         raise _unreadable(path, error) from error
 
 
 def _known(path: Path, file: BinaryIO, status: os.stat_result, since: Telemetry | None) -> Scan:
     """What need not be read again."""
-    if since is not None and status.st_size >= since._base.consumed:
-        if (status.st_ino, column_cache.edges(file, since._base.consumed)) == since._known:
+    if since is not None and status.st_size >= since._base.consumed and (digest := since._base.hash) is not None:
+        # All of them: 27 ms for a million lines, of 207 MB (measured); to read these anew takes 16 times as long.
+        if column_cache.digest_of(file, since._base.consumed).digest() == digest.digest():
             return since._base.copy()
     found = column_cache.load(path, file) if status.st_size >= column_cache.WORTH else None
     return Scan(path) if found is None else found

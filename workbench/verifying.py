@@ -16,6 +16,7 @@ Knows run folders and replays; writes nothing.
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -28,7 +29,7 @@ from . import trace, verdict
 from .batches.batch_files import check_batches
 from .checkpoint_checks import check_checkpoint, check_shared, first_seal, records
 from .checkpoints.commit import files_of, stem
-from .errors import CheckpointError, DataError, WorkbenchError
+from .errors import CheckpointError, DataError, ReplayError, TelemetryError, WorkbenchError
 from .interventions import whatif
 from .proving import Progress, not_replayed, replayed
 from .ranks.rank_checks import check_ranks
@@ -59,10 +60,15 @@ def verify_run(
     progress: Progress = lambda done, total, what: None,
 ) -> Verification:
     """See `Run.verify`."""
+    if operator.index(replay) < 0:
+        raise ReplayError(f"{replay} steps can't be proven; expected replay to be 0 (none) or a number of steps")
     began, notices = time.perf_counter(), list[str]()
     checks: list[Check] = []
-    for check in _on_disk(run, notices, progress):
-        checks.append(check)
+    try:
+        for check in _on_disk(run, notices, progress):
+            checks.append(check)
+    except TelemetryError as error:  # it was whole when this began
+        checks.append(Check("telemetry", TELEMETRY, "mismatch", f"it was changed while it was looked at: {error}"))
     steps, on_the_way = 0, 0
     if not any(check.kind == "telemetry" and check.verdict == "mismatch" and check.what != SEALS for check in checks):
         steps = len(run.telemetry)
@@ -143,7 +149,8 @@ def _on_disk(run: Run, notices: list[str], progress: Progress) -> Iterator[Check
 def _continuity(run: Run) -> Iterator[Check]:
     """Whether each segment has the line of every step after its start exactly once."""
     try:
-        columns = [run.telemetry.column(name) for name in ("segment", "step")]
+        telemetry = run.telemetry  # once: it is read again when the run has gone on
+        columns = [telemetry.column(name) for name in ("segment", "step")]
     except WorkbenchError as error:
         yield Check("telemetry", "telemetry.jsonl", "mismatch", str(error))
         return
@@ -199,7 +206,8 @@ def _chain(run: Run) -> Iterator[Check]:
 
 
 def _missing(run: Run, committed: list[tuple[int, int]]) -> Iterator[Check]:
-    """What must be there, and is not."""
+    """What must be there, and is not. Of a run that is being recorded, too: what is thinned while this looks was there
+    when it began, `committed`."""
     try:
         wrote = stretches(run.path / TELEMETRY)
     except OSError as error:
@@ -210,6 +218,9 @@ def _missing(run: Run, committed: list[tuple[int, int]]) -> Iterator[Check]:
     except (OSError, WorkbenchError) as error:
         yield Check("telemetry", TELEMETRY, "mismatch", f"it can't be read any more ({error})")
         return
+    # A run that is being recorded may have opened a segment since the manifest was read, or ended: what follows
+    # compares the lines with what the folder says now.
+    _, now = run.telemetry, run.checkpoints
     yield from sealed(run, found)
     named = {stretch.segment for stretch in wrote if stretch.segment is not None}
     if strange := sorted(named - {entry.segment for entry in run.manifest.segments}):
@@ -222,8 +233,8 @@ def _missing(run: Run, committed: list[tuple[int, int]]) -> Iterator[Check]:
     yield from fingerprints(run, wrote)
     yield from marks(run, wrote)
     yield from premises(run)
-    yield from checkpoints_there(run, wrote, committed)
-    yield from remembered_checkpoints(found, committed)
+    yield from checkpoints_there(run, wrote, sorted({*committed, *now}))
+    yield from remembered_checkpoints(found, now)
 
 
 def _traces(run: Run) -> Iterator[Check]:

@@ -120,7 +120,7 @@ def store(path: Path, file: BinaryIO, scan: Scan, status: os.stat_result) -> boo
                 number=scan.number,
                 notices=scan.notices,
                 rules=scan.rules,
-                digest=(_hash(file, scan.consumed) if scan.hash is None else scan.hash).hexdigest(),
+                digest=(digest_of(file, scan.consumed) if scan.hash is None else scan.hash).hexdigest(),
                 others=[offset for offset, _ in scan.others],
                 tables=tables,
             )
@@ -158,11 +158,12 @@ def _same(index: Index, file: BinaryIO, scan: Scan) -> bool:
     if unchanged == (index.inode, index.size, index.modified, index.changed):
         scan.hash = None
         return True
-    scan.hash = _hash(file, index.consumed)
+    scan.hash = digest_of(file, index.consumed)
     return scan.hash.hexdigest() == index.digest
 
 
-def _hash(file: BinaryIO, size: int) -> xxhash.xxh3_128:
+def digest_of(file: BinaryIO, size: int) -> xxhash.xxh3_128:
+    """Of the first `size` bytes of a file."""
     digest = xxhash.xxh3_128()
     file.seek(0)
     while size and (block := file.read(min(size, 1 << 20))):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..checkpoints.checkpoint_names import stem
 from ..errors import CheckpointError
 from ..tensor_places import Place, tensors_in
 from ..untrusted import decode, read_file
@@ -57,7 +58,7 @@ def checkpoint_sizes(run: RecordedRun) -> list[CheckpointSize]:
     """
     folder, seen, found = run.path / CHECKPOINTS, set[tuple[int, int]](), []
     for step, segment in run.checkpoints:
-        name = f"{step:08d}" + (f".s{segment}" if segment else "")
+        name = stem(step, segment)
         try:
             found.append(CheckpointSize(step, segment, *_sizes(folder, f"{name}.json", seen)))
         except (OSError, ValueError) as error:

@@ -47,10 +47,13 @@ def ending(wrote: Sequence[Stretch]) -> Check:
 
 def fields(wrote: Sequence[Stretch]) -> Iterator[Check]:
     """Whether the lines that one process wrote all have the same fields, and those that a replay compares at all."""
-    ragged, have = dict[str, list[int]](), set[str]()
+    ragged, have, lacking = dict[str, list[int]](), set[str](), dict[str, list[Stretch]]()
     for stretch in wrote:
         held = {name for has in stretch.fields for name, there in zip(FIELDS, has, strict=True) if there}
         have |= held
+        for name in EVIDENCE if stretch.steps else ():
+            if name not in held:
+                lacking.setdefault(name, []).append(stretch)
         for has, steps in stretch.fields.items():
             for name, there in zip(FIELDS, has, strict=True):
                 if name in held and not there:
@@ -61,8 +64,16 @@ def fields(wrote: Sequence[Stretch]) -> Iterator[Check]:
     performed = any(stretch.steps for stretch in wrote)
     if performed and (absent := [name for name in EVIDENCE if name not in have]):
         yield Check("telemetry", "fields", "unverified", f"no line has {', '.join(absent)}: a replay can't compare it")
-    elif performed and not ragged:
+    elif performed and not ragged and not lacking:
         yield Check("telemetry", "fields", "exact", f"every line has all {len(have)} fields that its process wrote")
+    for name, without in lacking.items():
+        if name in have:
+            where = _some([f"{one.steps[0][1]} to {one.steps[-1][1]} of segment {one.steps[0][0]}" for one in without])
+            told = (
+                f"no line of steps {where} has it, and others have: their process did not log it, or it was taken out "
+                "since. A replay can't compare it there"
+            )
+            yield Check("telemetry", name, "unverified", told)
 
 
 def fingerprints(run: RecordedRun, wrote: Sequence[Stretch]) -> Iterator[Check]:
@@ -105,7 +116,7 @@ def checkpoints_there(run: RecordedRun, wrote: Sequence[Stretch], committed: Seq
     """Checkpoints that the run must have had, and has not; nothing where none is missing.
 
     Args:
-        committed: those that it has, listed before the telemetry was read: it may be being recorded.
+        committed: those that it has, and had before the telemetry was read: it may be being recorded.
     """
     there = set(committed)
     performed = {segment for stretch in wrote for segment, _ in stretch.steps}
@@ -190,5 +201,5 @@ def _due_missing(gone: list[int], segment: int, every: int, certain: bool, one_p
     )
 
 
-def _some(steps: Sequence[int]) -> str:
+def _some(steps: Sequence[int | str]) -> str:
     return ", ".join(map(str, steps[:5])) + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")

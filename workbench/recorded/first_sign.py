@@ -35,7 +35,8 @@ def first_sign(run: RecordedRun, segment: int, last: int) -> tuple[int, str] | N
 
 def _suspects(run: RecordedRun, segment: int, last: int) -> Iterator[int]:
     """Steps to be looked at one by one, ascending: a column can't tell NaN from a quantity that is undefined."""
-    steps, segments = run.telemetry.column("step"), run.telemetry.column("segment")
+    telemetry = run.telemetry  # once: it is read again when the run has gone on
+    steps, segments = telemetry.column("step"), telemetry.column("segment")
     if steps is None or segments is None:
         return
     ways = run.manifest.ways(segment)
@@ -48,12 +49,12 @@ def _suspects(run: RecordedRun, segment: int, last: int) -> Iterator[int]:
     odd = np.zeros(len(rows), bool)
     odd[int(np.argmin(steps[rows]))] = True  # what is never finite shows no change
     for name in SCALARS:
-        kinds = run.telemetry.column(f"{name}.kind")
+        kinds = telemetry.column(f"{name}.kind")
         if kinds is not None:
             odd |= kinds[rows] == NON_FINITE
     for name in ARRAYS:
         try:
-            values = run.telemetry.column(name)
+            values = telemetry.column(name)
         except TelemetryError:  # of several lengths
             odd[:] = True
             continue

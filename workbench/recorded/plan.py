@@ -62,7 +62,8 @@ def plan_replay(
     """What `RecordedRun.plan` returns; arguments and errors are described there."""
     asked = asked_steps(steps)
     if not len(asked):
-        raise ReplayError(f"{steps} is an empty range of steps; expected first..last with first <= last")
+        found = f"{steps.start}..{steps.stop - 1}" if isinstance(steps, range) and steps.step == 1 else str(steps)
+        raise ReplayError(f"{found} is an empty range of steps; expected first..last with first <= last")
     chosen, notices = run.segment_of(asked[-1], segment)
     wanted = list(asked)
     for step in wanted:
@@ -71,10 +72,13 @@ def plan_replay(
             raise ReplayError(f"step {step} is not on the way to segment {chosen}; replay it on its own")
     before = run.checkpoints_before(wanted[0], chosen)
     if not before:
-        raise ReplayError(f"no checkpoint of {run.path} comes before step {wanted[0]}; the run has {run.checkpoints}")
+        there = _named(run.checkpoints)
+        raise ReplayError(f"no checkpoint of {run.path} comes before step {wanted[0]}; the run's checkpoints: {there}")
     wished = [key for key in before if checkpoint in (None, key[0])]
     if not wished:
-        raise ReplayError(f"{run.path} has no checkpoint {checkpoint} before step {wanted[0]}; it has {before}")
+        later = [key for key in run.checkpoints_before(2**62, chosen) if key not in before]
+        there = f"{_named(before)} before it" + (f", and from there on {_named(later)}" if later else "")
+        raise ReplayError(f"{run.path} has no checkpoint {checkpoint} before step {wanted[0]}; it has {there}")
     start = wished[-1]
     notices += seams.notices(run, chosen, start[0], wanted[-1])
     rolled = wanted[0] - 1 - start[0]
@@ -84,6 +88,12 @@ def plan_replay(
     speed = float(np.partition(known, len(known) // 2)[len(known) // 2]) if len(known) else 0.0
     count = rolled + (wanted[-1] - wanted[0] + 1 - len(wanted)) + passes * len(wanted)
     return Plan(wanted, chosen, start, rolled, count / speed if speed > 0 else None, notices)
+
+
+def _named(keys: Sequence[tuple[int, int]]) -> str:
+    """Such as "0, 4, 8 of segment 1": checkpoints, the first ones and the last where there are many."""
+    names = [f"{step} of segment {segment}" if segment else f"{step}" for step, segment in keys]
+    return ", ".join(names if len(names) < 13 else [*names[:6], "...", *names[-6:]]) or "none"
 
 
 def asked_steps(steps: Any) -> Sequence[int]:

@@ -19,6 +19,7 @@ from .. import manifest as manifests
 from .. import seams
 from .. import telemetry as telemetries
 from ..bits import bits_float
+from ..checkpoints.checkpoint_names import committed
 from ..errors import ReplayError, TelemetryError, WorkbenchError
 from ..manifest import Manifest
 from ..spikes import SpikeSettings, find_spikes, recorded
@@ -47,7 +48,7 @@ class RecordedRun:
         self.path = Path(path)
         refuse_links_out(self.path)
         self.manifest: Manifest = manifests.read(self.path)
-        self._telemetry: tuple[tuple[int, int], Telemetry] | None = None
+        self._telemetry: tuple[tuple[int, ...], Telemetry] | None = None
         self._steps: tuple[Telemetry, pd.DataFrame] | None = None
 
     @property
@@ -60,7 +61,10 @@ class RecordedRun:
 
     @property
     def telemetry(self) -> Telemetry:
-        """The telemetry, read again when the file has grown.
+        """The telemetry, read again when the file has grown or was changed anywhere: when its inode, size, or a time of
+        it is another. What keeps all of these (a write within the same tick of the file system's clock) is not seen.
+
+        So two calls may give two, of which the later has more steps: who compares columns takes it once.
 
         Raises:
             TelemetryError: the file is missing or damaged, or belongs to another run.
@@ -70,7 +74,7 @@ class RecordedRun:
             status = path.stat()
         except OSError as error:
             raise TelemetryError(f"{path} can't be read ({error.strerror}); expected the run's telemetry") from error
-        key = (status.st_size, status.st_mtime_ns)
+        key = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         if self._telemetry is None or self._telemetry[0] != key:
             found = telemetries.read(path, since=self._telemetry[1] if self._telemetry else None)
             for line in found.metas:
@@ -174,21 +178,15 @@ class RecordedRun:
     @property
     def checkpoints(self) -> list[tuple[int, int]]:
         """(step, segment) of every committed checkpoint, by step."""
-        folder = self.path / CHECKPOINTS
-        found = []
-        for path in folder.glob("*.json") if folder.is_dir() else ():
-            number, _, segment = path.stem.partition(".s")
-            if number.isdecimal() and (segment.isdecimal() or not segment):
-                found.append((int(number), int(segment or 0)))
-        return sorted(found)
+        return committed(self.path / CHECKPOINTS)
 
     def checkpoints_before(self, step: int, segment: int) -> list[tuple[int, int]]:
         """(step, segment) of the checkpoints before a step on the way that leads to it in a segment, by step."""
-        committed = self.checkpoints
+        there = self.checkpoints
         return [
             (number, other)
-            for number, other in committed
-            if number < step and seams.state_segment(self.manifest, committed, number, segment) == other
+            for number, other in there
+            if number < step and seams.state_segment(self.manifest, there, number, segment) == other
         ]
 
     def checkpoint_sizes(self) -> pd.DataFrame:

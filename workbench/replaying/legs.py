@@ -33,7 +33,7 @@ def legs_of(run: Run, plan: Plan, checkpoint: int | None = None) -> list[Plan]:
     for step in plan.steps:
         while at < len(before) and before[at][0] < step:
             at += 1
-        starts.append(before[at - 1])
+        starts.append(before[at - 1] if at else plan.checkpoint)  # which may be thinned since
     cuts = [0, *(number for number in range(1, len(starts)) if starts[number] != starts[number - 1]), len(starts)]
     return [_leg(plan, plan.steps[low:high], starts[low]) for low, high in pairwise(cuts)]
 

@@ -32,15 +32,15 @@ LIGHT = (
     "onset_view",
     *("messages", "child"),
     *("untrusted", "printed", "interpreter", "read_ahead", "kernel_cache", "fresh_replay"),
-    *("short_lived", "warm_heap"),
+    *("short_lived", "warm_heap", "plain_numbers"),
     *("casebook", "outcome", "baselines", "scores", "spikebench", "spikebench_report"),
     *("suite_table", "peer", "growth", "scaling_figure"),
     *("line", "strict", "further", "quick", "form", "alike", "scan", "seal", "column_cache"),
     *("logged_run", "recognise", "state_file", "loose_checkpoint"),
     *("layout", "listing", "plan", "recorded_run"),
     *("completeness", "first_sign", "seals", "spike_marks", "stretches"),
-    *("checkpoint_sizes", "tensor_places", "digests", "hashed_file", "reserving"),
-    *("own_line", "rank_run", "rank_setup", "rank_parts", "rank_trace", "carrier", "signs"),
+    *("checkpoint_sizes", "tensor_places", "digests", "hashed_file", "reserving", "early_flush"),
+    *("own_line", "rank_run", "rank_setup", "rank_parts", "rank_trace", "carrier", "signs", "told_apart"),
 )
 CORE = (
     "step",
@@ -63,13 +63,15 @@ CORE = (
     *("measure", "second_moment", "attention", "watch", "nonfinite", "streamed"),
     "state_edits",
     *("counterfactual", "damage"),
+    *("batch_arrays", "random_state", "cursors", "plain_numbers"),
     *("extras", "own_step", "trees", "frozen", "plain_batches", "reachable", "redrawing", "selfcheck", "ignored"),
     "rebinding",
     *("object_graph", "contents", "deep_snapshot", "standins", "outside_state", "objections"),
     *("bare_objects", "buffers", "code_names", "watched_numbers", "report_branches", "files_read"),
     *("tensor_file", "readings", "numbered_batch", "rate_scale", "blackbox", "recovery", "saving"),
-    *("tensor_places", "deduplication", "commit", "checkpoint_reader", "checkpoint_writer"),
-    *("digests", "hashed_file", "reserving"),
+    *("tensor_places", "deduplication", "commit", "checkpoint_reader", "checkpoint_writer", "checkpoint_comparison"),
+    "alongside",
+    *("digests", "hashed_file", "reserving", "early_flush", "checkpoint_names"),
     *("world", "rank_parts"),
 )
 ABOVE = {"model", "data", "train", "training", "faults", "cli", "demo", "lab", "run", "record", "session", "manifest"}
@@ -83,8 +85,10 @@ ABOVE |= {"checkpoint_sizes", "many"}
 ABOVE |= {"verification", "verifying", "proving", "batch_files", "own_batches", "example_lines", "printed"} | COMMANDS
 ABOVE |= {"crew", "rank_writer", "rank_run", "attendance", "launching", "joined", "carrier", "shard"}
 ABOVE |= {"alterations", "recipe", "planting", "planters", "saboteur", "seams", "forks", "forking"}
-ABOVE |= {"preparation", "legs", "second_process", "trace_assembly", "suspicion", "by_hand"}
-ABOVE |= {"dropped", "modes", "names_read"}
+ABOVE |= {"preparation", "legs", "fallback", "second_process", "trace_assembly", "suspicion", "by_hand"}
+ABOVE |= {"dropped", "modes", "names_read", "unkept", "standing", "cut_off", "keeper", "segments", "retreat"}
+ABOVE |= {"python_values", "name_uses", "held_marks", "outer_modes", "terms"}
+ABOVE |= {"first_steps", "beginning", "new_run", "resumed_run", "step_log"}
 SCREEN = {"ipywidgets", "matplotlib", "IPython", "rich", "click"}
 
 
@@ -241,10 +245,10 @@ def test_what_stands_beside_the_core_knows_it_not(module):
         *("suite_table", "peer", "growth", "scaling_figure"),
         *("line", "strict", "further", "quick", "form", "alike", "scan", "seal", "column_cache"),
         *("recognise", "entries", "state_file", "loose_checkpoint"),
-        *("layout", "listing", "plan", "recorded_run"),
+        *("layout", "listing", "plan", "recorded_run", "checkpoint_names"),
         *("completeness", "first_sign", "seals", "spike_marks", "stretches"),
-        *("checkpoint_sizes", "tensor_places", "digests", "hashed_file", "reserving"),
-        *("own_line", "rank_setup", "rank_parts", "rank_trace", "carrier", "signs"),
+        *("checkpoint_sizes", "tensor_places", "digests", "hashed_file", "reserving", "early_flush"),
+        *("own_line", "rank_setup", "rank_parts", "rank_trace", "carrier", "signs", "told_apart"),
     ],
 )
 def test_without_mlx_all_the_way_down(module):

@@ -140,6 +140,27 @@ def test_what_is_reserved_beyond_the_end_is_no_part_of_the_file(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"x" * (2 << 20)
 
 
+def test_a_system_that_flushes_nothing_early_writes_the_same(tmp_path, monkeypatch):
+    for number, call in enumerate((None, lambda *arguments: -1)):
+        monkeypatch.setattr("workbench.early_flush._sync_file_range", lambda call=call: call)
+        content, path = bytes(range(256)) * 20_000, tmp_path / str(number)
+        files.write_flushed(path, [content[: 3 << 20], content[3 << 20 :]])
+        assert path.read_bytes() == content
+
+
+def test_every_file_is_flushed_before_any_counts_as_written(tmp_path, monkeypatch):
+    real, flushed = files.os.fsync, []
+
+    def noted(descriptor):
+        real(descriptor)
+        flushed.append(files.os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(files.os, "fsync", noted)
+    sizes = {"small": 10, "large": 3 << 20, "empty": 0}
+    files.write_together({tmp_path / name: [bytes(size)] for name, size in sizes.items()})
+    assert sorted(flushed) == sorted((tmp_path / name).stat().st_ino for name in sizes)
+
+
 @pytest.mark.parametrize("name", ["write", "fsync"])
 def test_a_failure_leaves_no_thread(tmp_path, monkeypatch, name):
     real, calls = getattr(files.os, name), []

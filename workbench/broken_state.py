@@ -7,11 +7,12 @@ are NaN. But it is not where anything went wrong. Knows states and run folders; 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from .alongside import Alongside
 from .capture import is_floating
 from .errors import WorkbenchError
 from .extras import owns
@@ -25,23 +26,29 @@ if TYPE_CHECKING:
 NAMED = 2  # tensors that the sentence names
 
 
-def broken_before(run: Run, segment: int, state: State) -> list[str]:
-    """Two sentences on state N-1, if it is not finite: in what, and where to look; none if it is.
+def begun(run: Run, state: State) -> Alongside[list[str]]:
+    """Begins to look for what is not finite in a state of a run, while something else is computed: see `_broken`.
 
     A weight that no step trains may hold -inf, as a mask does, and what a loop keeps outside of model and optimizer may
     be anything.
+    """
+    trained = {path for paths in run.manifest.owned.values() for path in paths}
+    return Alongside(lambda: list(_broken(state, trained)))
+
+
+def broken_before(run: Run, segment: int, step: int, broken: Sequence[str]) -> list[str]:
+    """Two sentences on the state before a step, if it is not finite: in what, and where to look; none if it is.
 
     Args:
-        segment: on the way to which step N is replayed.
+        segment: on the way to which the step is replayed.
+        broken: what `begun` found.
     """
-    broken = list(_broken(state, {path for paths in run.manifest.owned.values() for path in paths}))
     if not broken:
         return []
     more = f" and {len(broken) - NAMED} more tensors" if len(broken) > NAMED else ""
     named = ", ".join(broken[:NAMED])
-    step = state.step + 1
     said = f"The state before step {step} already held values that are not finite: {named}{more}."
-    return [f"{said} {_where_to_look(run, segment, state.step)}"]
+    return [f"{said} {_where_to_look(run, segment, step - 1)}"]
 
 
 def _where_to_look(run: Run, segment: int, state: int) -> str:

@@ -17,14 +17,13 @@ from mlx.utils import tree_flatten
 from .bits import float_bits
 from .errors import WorkbenchError
 from .experiment import Batch, random_state
-from .fingerprint import fingerprint
 from .numbered_batch import arguments
 from .probes.measure import measure
 from .probes.measured import Row
 from .probes.streamed import portions, streamed
 from .probes.watch import Forward, Watch
 from .ranks.world import everywhere, world
-from .snapshot import State, restore
+from .snapshot import State, restore, same_arrays
 from .step import Stepper, StepResult, forward_backward
 
 
@@ -105,7 +104,7 @@ def probe(
         noted = watch.forward(seen) if watched else None
     same_loss = float_bits(loss.item()) == float_bits(exact.loss)
     # Ranks that perform a step together go on to the next pass together.
-    certified = everywhere(same_loss and fingerprint(gradients) == fingerprint(exact.gradients))
+    certified = everywhere(same_loss and same_arrays(gradients, exact.gradients))
     token_loss = tokens[0] if tokens else None
     return Probe(certified, compiled, rows, noted, certified if watched else None, token_loss)
 

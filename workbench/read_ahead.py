@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from .checkpoints.checkpoint_names import stem
 from .digests import SHA256, XXH3, Digests
 from .hashed_file import HashedFile, fill
 from .tensor_places import ends_at
@@ -125,7 +126,7 @@ def begin_checkpoint(folder: Path, step: int, segment: int) -> None:
     """Begins with the files of tensors that a commit record lists. Whatever is odd about it, or them, is left to those
     who read them for good: they get nothing from here then."""
     try:
-        record = read_file(folder / f"{step:08d}{f'.s{segment}' if segment else ''}.json")
+        record = read_file(folder / f"{stem(step, segment)}.json")
         listed = msgspec.json.decode(record, type=_Record).files
     except (OSError, ValueError):
         return

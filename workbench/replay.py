@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 from . import gates
+from .alongside import Alongside
 from .compare import Evidence, Item, compare_evidence, overall
 from .errors import ReplayError
 from .experiment import Batch, Experiment, as_batch, read_cursor
@@ -25,6 +26,9 @@ from .telemetry import Edits
 from .trace import Difference, Gate, Gates, difference_at
 
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done; may raise to cancel
+# The run's own checkpoint of a state, compared with it: the first tensor that differs, "" if none does, None if the
+# checkpoint can't be read.
+Comparison = Callable[[State], str | None]
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ class Outcome:
     """One replayed step.
 
     Attributes:
-        before, after: states N-1 and N.
+        held: state N-1; None: nobody needed it, and the step could use its memory.
+        after: state N.
         result: of the exact pass; with a probe pass, which has them too, without activations.
         items: compared item by item, in execution order.
         first_difference: the earliest difference, on the way or at the step itself.
@@ -42,7 +47,7 @@ class Outcome:
     """
 
     step: int
-    before: State
+    held: State | None
     after: State
     batch: Batch
     result: StepResult
@@ -54,6 +59,13 @@ class Outcome:
     rows: list[Row]
     updates: list[Update]
     first_nonfinite: NonFinite | None
+
+    @property
+    def before(self) -> State:
+        """State N-1. Raises ReplayError: it was not held."""
+        if self.held is None:
+            raise ReplayError(f"state {self.step - 1} was not held; replay step {self.step} with hold=True")
+        return self.held
 
     @property
     def exact(self) -> bool:
@@ -70,10 +82,12 @@ def replay_steps(
     *,
     layers: Sequence[str],
     method: str | None = None,
-    checkpoint: Callable[[int], State | None] = lambda step: None,
+    checkpoint: Callable[[int], State | Comparison | None] = lambda step: None,
     edits: Callable[[int], Edits | None] = lambda step: None,
     with_probe: bool = True,
     repeat: Callable[[int], bool] = lambda step: True,
+    hold: bool = True,
+    looked: Callable[[State], None] = lambda before: None,
     progress: Progress = lambda done, total, what: None,
 ) -> Iterator[Outcome]:
     """Replays steps of one segment from the state before the first of them or an earlier one.
@@ -85,10 +99,13 @@ def replay_steps(
         evidence: what the run logged at a step (for `start.step`: the lanes of the state, if known).
         layers: layer paths in the run's order.
         method: of the run's fingerprints; None: the one that costs least here.
-        checkpoint: the run's own checkpoint of a step, if it has one.
+        checkpoint: the run's own checkpoint of a step, if it has one, or what compares it.
         edits: what the run's loop changed in the state before a step.
         with_probe: make the probe pass.
         repeat: whether to perform a step twice, for the repeatable gate, which is otherwise unverified.
+        hold: keep state N-1 in the outcome, also where it is needed neither to repeat nor to probe the step: that takes
+            as much memory as the state, which the step would use otherwise.
+        looked: called with state N-1 before step N.
         progress: called before each piece of work, and when a step is done.
 
     Raises:
@@ -102,7 +119,8 @@ def replay_steps(
     restore(experiment, start)
     stepper = measure_alongside(Stepper(experiment, layers))
     first = start.step
-    departed = _departure(evidence(first), {"state": start.lanes(method)}, first, "restored state", layers)
+    lanes = Alongside(partial(start.lanes, method))
+    departed: Difference | None = None
     del start  # what nobody asks for any more is let go at once, here and below: it would stand beside what is computed
     extra = {step: int(repeat(step)) + int(with_probe) for step in steps}
     total = steps[-1] - first + sum(extra.values())
@@ -113,11 +131,19 @@ def replay_steps(
         if (changed := edits(step)) is not None:
             edit(experiment, changed)
         before = capture(experiment, step - 1, read_cursor(experiment.sampler)) if target else None
+        if before is not None:
+            looked(before)
+            before = before if hold or with_probe or repeat(step) else None
         batch, cursor = _next_batch(experiment, step)
         result = stepper(batch)
+        if step == first + 1:
+            found = {"state": lanes.result()}
+            departed = _departure(evidence(first), found, first, "restored state", layers)
+        after = capture(experiment, step, cursor) if target else None
+        comparison = _compared(checkpoint(step), after)
         observation = observe(stepper, batch, result, cursor, method)
         done += 1
-        if before is None:
+        if after is None:
             del result
             departed = departed or _departure(
                 evidence(step), observation.evidence(), step, "roll-forward", stepper.layers
@@ -128,24 +154,33 @@ def replay_steps(
         yield _examine(
             stepper,
             before,
-            capture(experiment, step, cursor),
+            after,
             batch,
             result,
             observation,
             evidence(step),
-            checkpoint(step),
+            comparison,
             departed,
             with_probe,
             repeat(step),
             partial(_report, progress, done, total, step),
         )
-        del before, result
+        del before, after, result
         done += extra[step]
         departed = departed or _departure(evidence(step), observation.evidence(), step, "roll-forward", stepper.layers)
 
 
 def _report(progress: Progress, done: int, total: int, step: int, what: str, number: int) -> None:
     progress(done + number, total, f"step {step}, {what}")
+
+
+def _compared(committed: State | Comparison | None, after: State | None) -> Alongside[str | None] | None:
+    """Begins to compare state N with the run's own checkpoint of it."""
+    if committed is None or after is None:
+        return None
+    if isinstance(committed, State):
+        return Alongside(lambda: first_difference(committed, after) or "")
+    return Alongside(partial(committed, after))
 
 
 def _next_batch(experiment: Experiment, step: int) -> tuple[Batch, dict[str, Any]]:
@@ -172,13 +207,13 @@ def _departure(
 
 def _examine(
     stepper: Stepper,
-    before: State,
+    before: State | None,
     after: State,
     batch: Batch,
     result: StepResult,
     observation: Observation,
     recorded: Evidence,
-    committed: State | None,
+    comparison: Alongside[str | None] | None,
     departed: Difference | None,
     with_probe: bool,
     with_repeat: bool,
@@ -186,19 +221,10 @@ def _examine(
 ) -> Outcome:
     """Repeats, probes and compares one performed step; leaves the experiment at state N."""
     experiment = stepper.experiment
-    replayed = dict(observation.evidence())
-    recorded = dict(recorded)
-    if committed is not None:
-        differing = first_difference(committed, after)
-        recorded["checkpoint"] = "equal"
-        replayed["checkpoint"] = "equal" if differing is None else f"differs at {differing}"
-    items = compare_evidence(recorded, replayed, stepper.layers)
-    if committed is not None and differing is not None:
-        items["checkpoint"].detail = f"first differing tensor: {differing}"
-    del committed  # as large as any state
-
+    sensitive = gates.sensitive(batch, after, observation)
     repeatable = Gate(verdict="unverified", explanation="not repeated")
     if with_repeat:
+        assert before is not None
         progress("again, for the repeatable badge", 0)
         repeatable = _repeated(stepper, before, observation)
     measured: Probe | None = None
@@ -206,35 +232,63 @@ def _examine(
     updates: list[Update] = []
     broken: NonFinite | None = None
     if with_probe:
+        assert before is not None
+        state = before
         progress("probe pass", int(with_repeat))
-        parameters: list[Row] = []
+        exact, beside = result, list[Alongside[tuple[list[Row], list[Update]]]]()
 
-        def meanwhile() -> None:
-            parameters.extend(parameter_rows(before, after, result.gradients))
-            updates.extend(parameter_updates(experiment, before, after, result))
+        def of_parameters() -> tuple[list[Row], list[Update]]:
+            return parameter_rows(state, after, exact.gradients), parameter_updates(experiment, state, after, exact)
 
-        measured = certified_probe(stepper, before, batch, result, meanwhile)
+        measured = certified_probe(
+            stepper,
+            state,
+            batch,
+            result,
+            lambda: beside.append(Alongside(of_parameters, here=experiment.step_fn is not None)),
+        )
+        parameters, updates = beside[0].result() if beside else of_parameters()
         rows = measured.rows + parameters
         if result.token_loss is None and measured.certified:  # of a step of the user's own
             result = replace(result, token_loss=measured.token_loss)
-        broken = first_nonfinite(stepper, before, after, batch, result, rows, forward=not measured.unmade)
+        broken = first_nonfinite(stepper, state, after, batch, result, rows, forward=not measured.unmade)
     progress("compared", int(with_repeat) + int(with_probe))
-    restore(experiment, after)
+    if with_repeat or with_probe:
+        restore(experiment, after)
+    items = _items(recorded, observation, comparison, stepper.layers)
     return Outcome(
         step=after.step,
-        before=before,
+        held=before,
         after=after,
         batch=batch,
         result=result,
         observation=observation,
         items=items,
         first_difference=departed or difference_at(items, after.step, "step"),
-        gates=gates.shown(repeatable, gates.faithful(items, departed), gates.sensitive(batch, after, observation)),
+        gates=gates.shown(repeatable, gates.faithful(items, departed), sensitive),
         probe=measured,
         rows=rows,
         updates=updates,
         first_nonfinite=broken,
     )
+
+
+def _items(
+    recorded: Evidence,
+    observation: Observation,
+    comparison: Alongside[str | None] | None,
+    layers: Sequence[str],
+) -> dict[str, Item]:
+    """What the run logged beside what was observed, and its checkpoint, as far as that was compared."""
+    replayed, recorded = dict(observation.evidence()), dict(recorded)
+    differing = None if comparison is None else comparison.result()
+    if differing is not None:
+        recorded["checkpoint"] = "equal"
+        replayed["checkpoint"] = f"differs at {differing}" if differing else "equal"
+    items = compare_evidence(recorded, replayed, layers)
+    if differing:
+        items["checkpoint"].detail = f"first differing tensor: {differing}"
+    return items
 
 
 def _repeated(stepper: Stepper, before: State, observation: Observation) -> Gate:

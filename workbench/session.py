@@ -8,22 +8,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from . import kernel_cache, trace
+from .alongside import Alongside
 from .batches.batch_files import as_numpy
-from .broken_state import broken_before
-from .errors import CheckpointError
+from .broken_state import begun, broken_before
 from .experiment import Experiment
 from .ranks import launching
 from .ranks.attendance import attended
 from .ranks.joined import joined
 from .ranks.world import barrier, world
 from .replay import Progress, replay_steps
+from .replaying.fallback import entered
 from .replaying.legs import ONE_EXPERIMENT, legs_of
-from .replaying.preparation import other_files, prepared, refuse_changed_by_hand, stored_state, undisturbed
+from .replaying.preparation import other_files, refuse_changed_by_hand, undisturbed
 from .replaying.second_process import independently_recorded, other_process, with_other_process
 from .replaying.suspicion import suspicion
 from .replaying.trace_assembly import assembled
@@ -86,10 +86,26 @@ def _replay_run(
                     child.go()
                 progress(*reported, what)
 
-            with prepared(
-                run, leg, experiment=experiment, factory=factory, other_environment=other_environment, whole=plan
-            ) as ready:
-                notices, damaged = ready.notices, set[int]()
+            with ExitStack() as within:
+                ready = entered(
+                    within,
+                    run,
+                    leg,
+                    instead=checkpoint is None and world().size == 1,
+                    damaged=number > 0,
+                    further=sum(lengths),
+                    experiment=experiment,
+                    factory=factory,
+                    other_environment=other_environment,
+                    whole=plan,
+                )
+                lengths[number] += ready.plan.rolled - leg.rolled
+                leg = ready.plan
+                notices, looked = ready.notices, dict[int, Alongside[list[str]]]()
+
+                def look(before: State, looked: dict[int, Alongside[list[str]]] = looked) -> None:
+                    looked[before.step + 1] = begun(run, before)
+
                 if experiment is not None and number and run.manifest.rebuild["kind"] != "trainer":
                     notices.append(ONE_EXPERIMENT)
                 if not number and (empty := kernel_cache.empty(ready.backend)) is not None:
@@ -102,14 +118,16 @@ def _replay_run(
                     layers=run.manifest.layers,
                     method=ready.method,
                     edits=ready.edits,
-                    checkpoint=partial(_checkpoint_of, run, plan.segment, notices, damaged),
+                    checkpoint=ready.committed,
                     with_probe=with_probe,
                     repeat=lambda step: repeat and whole(step),
+                    hold=False,
+                    looked=look,
                     progress=report,
                 )
                 began = time.perf_counter()
                 for outcome in outcomes:
-                    if outcome.step in damaged:
+                    if outcome.step in ready.damaged:
                         outcome.items["checkpoint"].detail = "it is damaged"
                     if whole(outcome.step):
                         outcome = with_other_process(
@@ -122,10 +140,11 @@ def _replay_run(
                     mine = whole(outcome.step) and world().rank == 0
                     path, where = _write(record, trace_dir, run) if mine else (None, [])
                     batch = as_numpy(outcome.batch)
-                    broken = broken_before(run, plan.segment, outcome.before)
+                    broken = broken_before(run, plan.segment, outcome.step, looked.pop(outcome.step).result())
                     traces.append(Trace(record, path, batch, _noted(run, leg, record) + broken + notices + where))
                     began = time.perf_counter()
                     del outcome, record, batch  # before the next step needs room
+                ready.end()
                 del outcomes, ready  # and the next experiment
         barrier()  # of several ranks none ends before the first has written what all of them found
     return traces
@@ -152,7 +171,19 @@ def performed(
     """
     plan = run.plan(steps, segment, checkpoint=checkpoint)
     for number, leg in enumerate(legs_of(run, plan, checkpoint)):
-        with prepared(run, leg, experiment=None, factory=factory, other_environment=other_environment) as ready:
+        with ExitStack() as stack:
+            ready = entered(
+                stack,
+                run,
+                leg,
+                instead=checkpoint is None,
+                damaged=True,
+                further=2**62,  # as the process that asked has decided
+                experiment=None,
+                factory=factory,
+                other_environment=other_environment,
+            )
+            leg = ready.plan
             if not number:
                 begin()
             for outcome in replay_steps(
@@ -167,19 +198,6 @@ def performed(
                 repeat=lambda step: False,
             ):
                 yield outcome.step, outcome.observation.evidence()
-
-
-def _checkpoint_of(run: Run, segment: int, notices: list[str], damaged: set[int], step: int) -> State | None:
-    """The run's own checkpoint of the replayed step, for comparison; a damaged one is no reason not to replay."""
-    key = (step, run.manifest.lineage(segment, step))
-    if key not in run.checkpoints:
-        return None
-    try:
-        return stored_state(run, *key)
-    except CheckpointError as error:
-        notices.append(f"checkpoint {step} was not compared: {error}")
-        damaged.add(step)
-        return None
 
 
 def _noted(run: Run, plan: Plan, record: TraceRecord) -> list[str]:

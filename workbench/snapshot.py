@@ -5,11 +5,13 @@ Knows MLX arrays and experiments; nothing of files (`checkpoints` has them), tel
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx.utils import tree_flatten
 
 from .errors import CheckpointError
@@ -32,6 +34,9 @@ from .host import raw_views
 from .plain_json import copied
 from .ranks.rank_parts import RankPart
 from .rate_scale import rate_paths
+
+_WORD = np.dtype(np.uint64)  # in which most bytes are compared: faster than one by one
+_STRETCH = 1 << 17  # elements compared at a time, so that what says of each whether it is alike stays in the cache
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,33 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
+def same_bytes(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two contiguous arrays of the same type and shape have the same bytes. Not the same values: NaN is unlike
+    itself, and 0 is like -0."""
+    left, right = (array.reshape(-1).view(np.uint8) for array in (one, other))
+    if left.size % _WORD.itemsize == 0:
+        left, right = left.view(_WORD), right.view(_WORD)
+    starts = range(0, left.size, _STRETCH)
+    return all(np.array_equal(left[at : at + _STRETCH], right[at : at + _STRETCH]) for at in starts)
+
+
+def same_arrays(left: Mapping[str, mx.array], right: Mapping[str, mx.array]) -> bool:
+    """Whether two mappings have the same arrays under the same paths: type, shape and every bit."""
+    if left.keys() != right.keys():
+        return False
+    for path, one in left.items():
+        other = right[path]
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return False
+        plain = [array.view(mx.uint16) if array.dtype == mx.bfloat16 else copy(array) for array in (one, other)]
+        mx.eval(plain)
+        # As they lie: the gradient of a matrix is laid out transposed, and making it row-major would cost more.
+        ours, theirs = (np.asarray(array).view(f"u{one.itemsize}") for array in plain)
+        if not np.array_equal(ours, theirs):
+            return False
+    return True
+
+
 def first_difference(left: State, right: State) -> str | None:
     """Name of the first tensor (or `rng`, `cursor`) whose bytes differ between two states; None if none does."""
     for what, ours, theirs in (
@@ -147,7 +179,7 @@ def first_difference(left: State, right: State) -> str | None:
             if ours[path].dtype != theirs[path].dtype or ours[path].shape != theirs[path].shape:
                 return f"{what} {path} (dtype or shape)"
             one, other = raw_views([ours[path], theirs[path]])
-            if one.tobytes() != other.tobytes():
+            if not same_bytes(one, other):
                 return f"{what} {path}"
     if left.rng != right.rng:
         return "rng"

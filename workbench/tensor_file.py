@@ -18,7 +18,7 @@ from .errors import ExperimentError
 from .files import Chunks
 from .host import raw_views
 from .read_ahead import Content, Source
-from .tensor_places import DTYPES, header, size_of
+from .tensor_places import DTYPES, Tensor, header, size_of
 from .untrusted import DOCUMENT
 
 TYPES = {
@@ -107,13 +107,28 @@ def arrays_of(content: bytes | Source) -> dict[str, mx.array]:
         content: of which each piece is let go when its array is made.
 
     Raises:
-        ValueError: it is not such a file: the tensors must be of known types and fill its data without a gap.
+        ValueError: as of `stretches_of`.
     """
     content = Content(content) if isinstance(content, bytes) else content
+    found = {
+        name: array_of(name, entry.dtype, entry.shape, content.taken(start, end))
+        for name, entry, start, end in stretches_of(content)
+    }
+    mx.eval(found)
+    return found
+
+
+def stretches_of(content: Source) -> Iterator[tuple[str, Tensor, int, int]]:
+    """Of each tensor of a safetensors file, in order, its name, its entry in the header, and the bytes of the file
+    where it starts and ends: which are to be taken before the next is asked for.
+
+    Raises:
+        ValueError: it is not such a file: the tensors must be of known types and fill its data without a gap.
+    """
     start = 8 + int.from_bytes(content.taken(0, min(8, content.size)), "little")
     if content.size < 8 or start > min(content.size, DOCUMENT):
         raise ValueError(f"its header should end at byte {start} of {content.size}")
-    end, found = 0, {}
+    end = 0
     for name, entry in sorted(header(content.taken(8, start)).items(), key=lambda one: one[1].data_offsets):
         if entry.dtype not in DTYPES:
             raise ValueError(f"{name} is of type {entry.dtype}; expected one of {', '.join(DTYPES)}")
@@ -125,11 +140,9 @@ def arrays_of(content: bytes | Source) -> dict[str, mx.array]:
                 f"expected {size} bytes from {end}"
             )
         end = last
-        found[name] = array_of(name, entry.dtype, entry.shape, content.taken(start + first, start + last))
+        yield name, entry, start + first, start + last
     if start + end != content.size:
         raise ValueError(f"its tensors end at byte {start + end} of {content.size}")
-    mx.eval(found)
-    return found
 
 
 def array_of(name: str, dtype: str, shape: Sequence[int], content: bytes | memoryview) -> mx.array:

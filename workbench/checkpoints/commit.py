@@ -16,6 +16,7 @@ from ..frozen import is_base
 from ..ranks.rank_parts import SUFFIX as RANKS
 from ..tensor_places import Place, expected_digests
 from ..untrusted import decode, read_file
+from .checkpoint_names import stem as stem
 
 WEIGHTS, OPTIMIZER, RNG, CURSOR = ".safetensors", ".optimizer.safetensors", ".rng", ".cursor"
 
@@ -66,11 +67,6 @@ class Rng(msgspec.Struct, forbid_unknown_fields=True):
     """The file of a random state."""
 
     key: tuple[Word, Word]
-
-
-def stem(step: int, segment: int) -> str:
-    """File stem of a checkpoint: 00000200 in segment 0, 00000200.s2 in segment 2."""
-    return f"{step:08d}" + (f".s{segment}" if segment else "")
 
 
 def taken_of(record: Commit) -> dict[str, dict[str, Place]]:

@@ -33,7 +33,7 @@ def summarise(values: np.ndarray) -> Summary:
         for start in range(0, values.size, STRETCH):
             part = values[start : start + STRETCH]
             part_sum = float(np.add.reduce(part))
-            zeros += part.size - int(np.count_nonzero(part))
+            zeros += part.size - int(np.count_nonzero(part != 0))  # of truth values: floats are counted one by one
             if not np.isfinite(part_sum):  # NaN and infinities reach the sum; so does an overflow
                 finite = np.isfinite(part)
                 bad = part.size - int(np.count_nonzero(finite))

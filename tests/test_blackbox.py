@@ -49,7 +49,7 @@ def test_not_more_than_asked_for(tmp_path):
     assert [step for step, _ in one.checkpoints] == [0, flagged[0] - 1, 24]
     none = spiking(tmp_path / "none", at, 24, black_box=0)
     assert [step for step, _ in none.checkpoints] == [0, 24]
-    with pytest.raises(ExperimentError, match="black_box is -1; expected 0"):
+    with pytest.raises(ExperimentError, match="black_box is -1; expected a whole number, 0 or more"):
         recorder(tmp_path / "less", black_box=-1)
 
 

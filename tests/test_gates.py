@@ -95,12 +95,12 @@ def test_a_fingerprint_that_does_not_tell_lanes_apart_turns_it_red(performed, mo
 @pytest.mark.parametrize("dtype", [mx.float32, mx.uint64])
 def test_a_fingerprint_that_hashes_names_and_shapes_only_turns_it_red(performed, monkeypatch, dtype):
     """Scalars too: a planted change must not change a shape instead."""
-    real = fingerprint._of_bytes
 
-    def blind(forms, arrays, squares):
-        return real(forms, [mx.zeros_like(a) if a.dtype == dtype else a for a in arrays], squares)
+    class Blind(fingerprint._Stream):
+        def __init__(self, forms, arrays):
+            super().__init__(forms, [mx.zeros_like(a) if a.dtype == dtype else a for a in arrays])
 
-    monkeypatch.setattr(fingerprint, "_of_bytes", blind)
+    monkeypatch.setattr(fingerprint, "_Stream", Blind)
     batch, state, observation = performed
     assert state.lanes() != observation.state
     state.optimizer.pop("learning_rate")  # so that the uint64 step is the first of its lane
@@ -108,7 +108,11 @@ def test_a_fingerprint_that_hashes_names_and_shapes_only_turns_it_red(performed,
 
 
 def test_a_fingerprint_that_folds_values_together_turns_it_red(performed, monkeypatch):
-    monkeypatch.setattr(fingerprint, "_of_bytes", lambda forms, arrays, squares: f"{len(arrays):032x}")
+    class Folded(fingerprint._Stream):
+        def take(self, which, squares):
+            self.digest.update(bytes(len(self.arrays[which])))
+
+    monkeypatch.setattr(fingerprint, "_Stream", Folded)
     assert gates.sensitive(*performed).verdict == "mismatch"
 
 

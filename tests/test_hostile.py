@@ -408,7 +408,6 @@ TERMINAL = {
 NAMES = (ANSI, "a[/red]", ":bomb: [bold]x[/bold]", FORMAT)  # of tensors
 
 
-@pytest.mark.filterwarnings("default:Glyph")  # matplotlib's, of the name of a rule
 @pytest.mark.parametrize("what", TERMINAL)
 def test_nothing_of_the_run_moves_the_cursor(tmp_path, monkeypatch, what):
     monkeypatch.chdir(tmp_path)

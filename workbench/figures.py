@@ -169,7 +169,10 @@ def add_title(figure: Figure, text: str) -> None:
 
 
 def plain(text: str) -> str:
-    return text.replace("$", r"\$")  # else a name with two dollar signs would be typeset as mathematics
+    """A name out of a file, as it is drawn: two dollar signs would typeset it as mathematics, and no font has control
+    characters."""
+    shown = text if text.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in text)
+    return shown.replace("$", r"\$")
 
 
 def floats(frame: pd.DataFrame, name: str) -> np.ndarray:

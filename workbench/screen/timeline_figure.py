@@ -35,6 +35,7 @@ from ..figures import (
     floats,
     logarithmic,
     mark_edge,
+    plain,
     require,
     say_nothing,
     span,
@@ -174,7 +175,7 @@ def _mark_spikes(upper: Axes, middle: Axes, steps: pd.DataFrame, spikes: pd.Data
     # `value` of a non-finite step is the loss, unless only the gradient norm was not finite.
     broken = recorded(steps, "loss") & ~np.isfinite(floats(steps, "loss"))
     on_norm = (rule == "grad_norm_z") | ((rule == "non_finite") & ~np.isin(number, steps["step"].to_numpy()[broken]))
-    names = [f"{step:,} {_plain(rule)}" for step, rule in zip(number.tolist(), rule, strict=True)]
+    names = [f"{step:,} {plain(rule)}" for step, rule in zip(number.tolist(), rule, strict=True)]
     # Of a stretch of non-finite steps the first is named.
     named = np.append(True, (np.diff(number) > 1) | (rule[1:] != "non_finite") | (rule[:-1] != "non_finite"))
     for axes, here in ((upper, ~on_norm), (middle, on_norm)):
@@ -186,11 +187,6 @@ def _mark_spikes(upper: Axes, middle: Axes, steps: pd.DataFrame, spikes: pd.Data
         if named.sum() <= LABELLED_SPIKES:
             chosen = np.flatnonzero(here & named)
             _name_spikes(axes, number[chosen], floats(table, "value")[chosen], [names[index] for index in chosen])
-
-
-def _plain(rule: str) -> str:
-    """A rule's name as it can be drawn: ours are ASCII, but a file may name another, which the font need not have."""
-    return "".join(sign if sign.isascii() and sign.isprintable() else "?" for sign in rule)
 
 
 def _name_spikes(axes: Axes, x: np.ndarray, y: np.ndarray, names: list[str]) -> None:

@@ -62,8 +62,15 @@ class Desk:
         return self
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
-        """Ends the kernels of the page's notebooks, too: they pile up on a small machine."""
-        self.page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll().then(() => null)")
+        """Ends the kernels of the page's notebooks, too: they pile up on a small machine. Not those of other pages, as
+        the session manager's `shutdownAll` would."""
+        self.page.evaluate(
+            """async () => {
+                const shown = [...window.jupyterapp.shell.widgets('main')];
+                const own = shown.map(one => one.context && one.context.sessionContext).filter(one => one);
+                await Promise.all(own.map(one => one.shutdown()));
+            }"""
+        )
         self.page.close()
 
     def check(self) -> None:
@@ -180,7 +187,8 @@ class Notebook:
     def states(self) -> dict[str, Any]:
         """Of the kernel, and of each cell with code: what there is to say when they don't end."""
         return self.javascript(
-            """return {kernel: open.sessionContext.session.kernel.status,
+            """const session = open.sessionContext.session;
+            return {kernel: session && session.kernel ? session.kernel.status : 'none',
                 cells: [...open.content.model.cells].filter(cell => cell.type === 'code')
                     .map(cell => [cell.executionState, cell.executionCount, cell.outputs.length])}"""
         )

@@ -1,5 +1,7 @@
 """Which edits of the script that recorded a run touch its steps: those are named and refused, the rest is said."""
 
+import shutil
+
 import helpers
 import pytest
 import runs
@@ -163,3 +165,34 @@ def test_what_is_no_python_is_no_digest():
     with pytest.raises(SyntaxError):
         parts_of("def (", ("f",), digest_of)
     assert parts_of("", ("f",), digest_of) == {}
+
+
+def test_a_resume_with_another_step_says_so_and_both_parts_replay(tmp_path):
+    """Each with the script of its time; a longer run of the same steps is not worth a word."""
+    folder = tmp_path / "loop"
+    folder.mkdir()
+    goes_on = SCRIPT.replace("save_every=4", 'save_every=4, resume="auto"')
+    goes_on = goes_on.replace("mx.random.seed(0)", "__import__('warnings').simplefilter('default'); mx.random.seed(0)")
+    for steps, old, new, told in ((6, "", "", False), (9, "", "", False), (12, "SCALE = 1.0", "SCALE = 0.5", True)):
+        text = goes_on.replace("STEPS = 6", f"STEPS = {steps}").replace(old, new) if old else goes_on
+        (folder / "loop.py").write_text(text.replace("STEPS = 6", f"STEPS = {steps}"))
+        done = helpers.python(folder / "loop.py")
+        assert done.returncode == 0, done.stderr
+        assert ("goes on with other code than it was recorded with: the code of SCALE" in done.stderr) == told
+    run = wb.open_run(folder / "run")
+    assert run.last_step == 12
+    for step, scale, exact in ((7, "1.0", True), (11, "0.5", True)):
+        (folder / "loop.py").write_text(goes_on.replace("SCALE = 1.0", f"SCALE = {scale}"))
+        trace = run.replay(step, factory=str(folder / "loop.py"), with_probe=False, repeat=False, fresh_process=False)
+        assert trace.exact is exact, trace.sentence()
+
+
+def test_a_resume_from_a_damaged_checkpoint_names_the_one_before(recorded, tmp_path):
+    folder = tmp_path / "loop"
+    shutil.copytree(recorded.path.parent, folder)
+    file = max((folder / "run" / "checkpoints").glob("????????.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+    (folder / "loop.py").write_text(SCRIPT.replace("save_every=4", "save_every=4, resume=True"))
+    done = helpers.python(folder / "loop.py")
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("Go on from an earlier checkpoint: resume=4 (--resume 4)"), done.stderr

@@ -11,7 +11,7 @@ import pytest
 from helpers import Points, edit_json, flipped, mlp, mse, python, repair_commit
 
 import workbench as wb
-from workbench.errors import CheckpointError, DataError, ExperimentError
+from workbench.errors import CheckpointError, DataError, ExperimentError, ReplayError
 from workbench.experiment import batch_hash
 from workbench.stored_batches import BatchStore
 
@@ -160,6 +160,15 @@ def test_a_missing_or_changed_batch_is_named(recorded, tmp_path):
     path.write_bytes(b"nonsense")
     with pytest.raises(DataError, match="can't be read"):
         run.replay(6, experiment=build())
+
+
+def test_a_line_that_is_gone_is_not_taken_for_the_end_of_the_data(recorded, tmp_path):
+    shutil.copytree(recorded.path, tmp_path / "run")
+    telemetry = tmp_path / "run" / "telemetry.jsonl"
+    lines = telemetry.read_bytes().splitlines(keepends=True)
+    telemetry.write_bytes(b"".join(line for line in lines if json.loads(line).get("step") != 6))
+    with pytest.raises(ReplayError, match=r"has no line of step 6, though it has later ones.*workbench verify"):
+        wb.open_run(tmp_path / "run").replay(7, experiment=build())
 
 
 def test_a_file_longer_than_its_header_says_is_not_read(recorded, tmp_path):

@@ -188,7 +188,7 @@ def test_a_whole_line_that_is_no_telemetry_is_an_error_with_its_number(write, li
     content = [step(1), "", line] + ([] if last else [step(2)])
     for end in (b"\n", b"") if last else (b"\n",):
         message = refused(write(*content, end=end), 3)
-        assert "expected" in message and "epair or remove" in message
+        assert "expected" in message and "Put the file back" in message
 
 
 def test_two_writers_interleaved_are_reported(write):

@@ -171,6 +171,12 @@ class StoredBatches:
 
     def __next__(self) -> Batch:
         line = self._run.line(self._step + 1, self._segment)
+        if line is None and self._step < self._run.telemetry.last_step(self._segment):
+            raise ReplayError(
+                f"the telemetry of {self._run.path} has no line of step {self._step + 1}, though it has later ones: "
+                "which batch that step used is not known any more. Put the file back from a copy; `workbench verify` "
+                "says what else is missing"
+            )
         if line is None:
             raise StopIteration
         if not isinstance(line.batch_hash, str):

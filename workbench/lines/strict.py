@@ -48,7 +48,7 @@ class StrictReader:
         if len(raw) > LINE:
             raise TelemetryError(
                 f"{self.path}, line {self.number}: more than {LINE} bytes long; expected one JSON object a line. "
-                "Repair or remove that line by hand."
+                "Put the file back from a copy: without that line no replay passes its step."
             )
         if not raw.strip():
             return None
@@ -120,8 +120,8 @@ class _Damaged(NamedTuple):
     def error(self, path: Path) -> TelemetryError:
         return TelemetryError(
             f"{path}, line {self.number}: not a telemetry line ({self.reason}); expected one JSON object such as "
-            '{"type": "step", "step": 5, "loss": 2.1}. Repair or remove that line by hand.'
-            + further_damage(path, self.number, _readable)
+            '{"type": "step", "step": 5, "loss": 2.1}. Put the file back from a copy: without that line no replay '
+            "passes its step." + further_damage(path, self.number, _readable)
         )
 
     def notice(self, path: Path) -> str:

@@ -25,7 +25,7 @@ from ..recovery import Row
 from ..run import Run
 from ..seams import state_segment
 from ..snapshot import State
-from ..sources import changed, code_of
+from ..sources import beside_the_step, changed, code_of
 from ..step import Stepper
 from ..stored_batches import verifier
 from ..telemetry import SCALARS
@@ -51,6 +51,7 @@ class Continuation:
         finite: whether loss and gradient norm of the step that led to the state were.
         row: of rollbacks.
         left_out: steps whose batch is to be left out when it comes.
+        other_code: a phrase for each piece of code that performs the steps and is another than before.
     """
 
     manifest: Manifest
@@ -61,6 +62,7 @@ class Continuation:
     finite: bool
     row: Row
     left_out: frozenset[int]
+    other_code: list[str]
 
 
 def take_up(run: Run, start: Origin, experiment: Experiment) -> tuple[Stepper, State]:
@@ -74,7 +76,12 @@ def take_up(run: Run, start: Origin, experiment: Experiment) -> tuple[Stepper, S
     _refuse_another(experiment, run)
     if isinstance(experiment.sampler, PlainBatches):
         experiment.sampler.verify = verifier(run, run.manifest.segments[-1].segment)
-    state = saved_state(run, *start)
+    try:
+        state = saved_state(run, *start)
+    except CheckpointError as error:
+        earlier = [step for step, _ in run.checkpoints if step < start.step]
+        way = f"resume={earlier[-1]} (--resume {earlier[-1]})" if earlier else "begin a new run"
+        raise CheckpointError(f"{str(error).rstrip('.')}. Go on from an earlier checkpoint: {way}") from error
     snapshot.restore(experiment, state)
     return stepper, state
 
@@ -163,6 +170,7 @@ def continuation(run: Run, start: Origin, experiment: Experiment, began: float) 
         finite=all(bool(np.isfinite(bits_float(logged[name]))) for name in SCALARS if name in logged),
         row=row,
         left_out=left_out,
+        other_code=changed(beside_the_step([last.code], code, run.manifest.rebuild)[0], code),
     )
 
 

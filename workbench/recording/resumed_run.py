@@ -26,6 +26,7 @@ from .repeated import Repeated
 from .retreat import Retreat
 from .returned_loss import ReturnedLoss
 from .standing import Place, Standing
+from .users_line import warn
 
 log = logging.getLogger("workbench")
 
@@ -90,6 +91,12 @@ class ResumedRun(Beginning):
             self._tell_of_repetition(run, start.step)
         self._found = found = continuation(run, start, here.experiment, out.began)
         out.manifest, out.segment = found.manifest, found.segment
+        if found.other_code and here.leads:
+            warn(
+                f"{out.path} goes on with other code than it was recorded with: {'; '.join(found.other_code)}. Steps "
+                f"after {start.step} are in segment {found.segment} and replay with the code of now; those before with "
+                "that of then, so keep both"
+            )
         self._retreat.scale(found.rate_factor)
         if found.rate_factor != found.rate_factor_before:
             scale_constants(here.experiment.optimizer, found.rate_factor / found.rate_factor_before)

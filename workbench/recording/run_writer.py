@@ -68,8 +68,18 @@ class RunWriter:
         self._done: int | None = None  # the step that the last line says the run was done at
 
     def lock(self) -> None:
-        """Two recorders that went on with one run would mix their lines, and make its telemetry unreadable."""
-        self._unlock = Lock(self.path).release
+        """Two recorders that went on with one run would mix their lines, and make its telemetry unreadable.
+
+        Raises:
+            RunError: another one does, or nothing can be written there.
+        """
+        try:
+            self._unlock = Lock(self.path).release
+        except OSError as error:
+            raise RunError(
+                f"nothing can be recorded in {self.path} ({error.strerror or error}); expected a folder that can be "
+                "written to: copy the run to one, and go on there"
+            ) from error
 
     def unlock(self) -> None:
         self._unlock()

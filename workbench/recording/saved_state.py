@@ -21,6 +21,6 @@ def saved_state(run: Run, step: int, segment: int) -> State:
     if unlike:
         raise CheckpointError(
             f"checkpoint {state.step} of {run.path} is not the state that its telemetry recorded: "
-            f"{', '.join(unlike)} differ. Resume from an earlier checkpoint (--resume STEP)."
+            f"{', '.join(unlike)} differ."
         )
     return state

@@ -17,6 +17,7 @@ import pytest
 from helpers import mlp, mse
 
 import workbench as wb
+from workbench import step
 from workbench.interrupts import Deferral
 from workbench.lines.seal import Chain
 from workbench.saving import Save, Saver
@@ -91,30 +92,60 @@ def between(name, **more):
     return lambda recorder: once(recorder._out, name, **more)
 
 
-@pytest.mark.filterwarnings("ignore:loss_fn.cut is a list")
+@pytest.fixture
+def cut(monkeypatch):
+    """Has the n-th forward and backward pass from now on raise: `cut(n)`. Compiled, that is one while MLX traces it."""
+    real, left = step.forward_backward, []
+
+    def passed(*arguments, **more):
+        if left and len(left.pop()) == 0:
+            raise KeyboardInterrupt
+        return real(*arguments, **more)
+
+    def set_(number):
+        left[:] = [[None] * place for place in range(number)]
+
+    monkeypatch.setattr(step, "forward_backward", passed)
+    return set_
+
+
+@pytest.mark.parametrize("which", [1, 2], ids=["itself", "checked"])
 @pytest.mark.parametrize("compile", [False, True])
-def test_a_first_step_of_a_process_that_was_cut_off_is_none(tmp_path, compile):
-    """Its batch is the next step's, and what MLX's trace left in place of arrays is put back."""
-    cut = []
-
-    def loss_fn(model, x, y):
-        if cut:
-            raise cut.pop()
-        return mse(model, x, y)
-
-    def made():
-        return wb.Experiment(mlp(0.2), optim.AdamW(1e-2), loss_fn, None, wb.StepOptions(compile=compile))
-
+def test_a_first_step_of_a_process_that_was_cut_off_is_none(tmp_path, cut, compile, which):
+    """Its batch is the next step's, and what MLX's trace left in place of arrays is put back: after the second one,
+    which checks the first, too."""
     for steps, goes_on in ((4, {}), (7, {"resume": True, "begins_again": False})):
-        job, cut[:] = made(), [KeyboardInterrupt]
-        options = {"compile": compile, "save_every": 100, **goes_on}
-        with wb.Recorder(tmp_path / "run", job.model, job.optimizer, loss_fn, **options) as recorder:
+        job, options = build(), {"compile": compile, "save_every": 100, **goes_on}
+        with wb.Recorder(tmp_path / "run", job.model, job.optimizer, mse, **options) as recorder:
+            cut(which)
             with pytest.raises(KeyboardInterrupt):
                 recorder.step(batches()[recorder.step_number])
             for batch in batches()[recorder.step_number : steps]:
                 recorder.step(batch)
-    found = wb.open_run(tmp_path / "run").verify(replay=STEPS, experiment=made())
+    job = wb.Experiment(mlp(0.2), optim.AdamW(1e-2), mse, None, wb.StepOptions(compile=compile))
+    found = wb.open_run(tmp_path / "run").verify(replay=STEPS, experiment=job)
     assert found.whole and found.exact and sum(one.kind == "step" for one in found.checks) == 7, found.sentence()
+
+
+def test_a_later_step_that_was_cut_off_while_it_was_traced_is_one_sentence(tmp_path, cut):
+    """MLX leaves nothing in the arrays then, without a recorder, too; what was committed is gone on with."""
+
+    def recorder(**more):
+        return wb.Recorder(tmp_path / "run", mlp(0.2), optim.AdamW(1e-2), mse, save_every=2, **more)
+
+    with recorder() as one:
+        for batch in batches()[:4]:
+            one.step(batch)
+        cut(1)
+        with pytest.raises(KeyboardInterrupt):
+            one.step(tuple(part[:5] for part in batches()[4]))  # of another shape: traced again
+        with pytest.raises(wb.errors.ExperimentError, match=r"step 5 was cut off while MLX traced it.*resume=True"):
+            one.step(batches()[4])
+    mx.random.seed(0)
+    with recorder(resume=True, begins_again=False) as two:
+        assert two.step_number == 4
+        two.step(batches()[4])
+        assert two.step_number == 5
 
 
 CASES = {

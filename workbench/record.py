@@ -164,12 +164,13 @@ class Recorder:
                 "auto_rollback is on, and goes back to batches that were drawn already; expected a sampler with "
                 "state_dict() and load_state_dict(cursor), which can draw them again"
             )
+        terms.refuse_other_fork(fork)
         if resume is not False and fork is not None:
             raise ExperimentError("resume and fork both say where to start; expected one of them")
         crew = crew_here(self.experiment, self.path, recovery.mode == "on")
         given = terms.Terms(
             rebuild=rebuild or terms.way_to_rebuild(factory, arguments),
-            data=list(data),
+            data=terms.files(data),
             save_every=save_every,
             keep=(keep_last, keep_every),
             spikes=spikes,
@@ -311,21 +312,17 @@ class Recorder:
             first, second = self._first_steps.of_next(self._stepper, start, before, cursor)
             here.whole, here.drawing = False, False
             here.by_hand.forget()
-            try:
+            with self._beginning.put_back_if_cut_off(start if second is None else second[1]):
                 result = self._stepper(arrays)
-            except BaseException:
-                if start is not None:
-                    self._beginning.put_back(start)
-                raise
-            if (said := self._relaid.notice(self._stepper.relaid)) is not None:
-                log.warning(said)
-            if first is not None:
-                first.first(arrays, result, cursor, out.method)
-            elif start is not None and (said := other_dtypes(start, self.experiment)):
-                warn(f"step {number} can't be replayed, nor any after it: {said}")
-            if second is not None:
-                check, left = second
-                check.second(left, arrays, result, cursor, out.method)
+                if (said := self._relaid.notice(self._stepper.relaid)) is not None:
+                    log.warning(said)
+                if first is not None:
+                    first.first(arrays, result, cursor, out.method)
+                elif start is not None and (said := other_dtypes(start, self.experiment)):
+                    warn(f"step {number} can't be replayed, nor any after it: {said}")
+                if second is not None:
+                    check, left = second
+                    check.second(left, arrays, result, cursor, out.method)
             with Deferral():  # a Ctrl-C waits until line, state and checkpoint are those of one step
                 if start is not None:
                     self._beginning.write(self._stepper, start, cursor, first)

@@ -62,14 +62,23 @@ class Beginning(ABC):
             return state
         return here.crew.begin(state, state.lanes(here.out.method), self._facts())
 
-    def put_back(self, start: State) -> None:
-        """After a first step that was cut off while MLX traced it: what a trace leaves in place of arrays holds
-        nothing, and whoever asks for their numbers next gets an error of MLX's."""
+    @contextlib.contextmanager
+    def put_back_if_cut_off(self, before: State | None) -> Iterator[None]:
+        """Within it MLX traces a step, the second time to check it. If that is cut off, what is left in place of arrays
+        holds nothing, and whoever asks for their numbers next gets an error of MLX's.
+
+        Args:
+            before: the state before the step; None: it is one of the later ones, which hold no such state.
+        """
         experiment = self._standing.experiment
-        if experiment.options.compile:
-            put_arrays(experiment.model, start.weights)
-            put_kept(experiment, start.optimizer)
-            set_random_key(start.rng)
+        try:
+            yield
+        except BaseException:
+            if before is not None and experiment.options.compile:
+                put_arrays(experiment.model, before.weights)
+                put_kept(experiment, before.optimizer)
+                set_random_key(before.rng)
+            raise
 
     def write(self, stepper: Stepper, start: State, cursor: dict[str, Any], check: SelfCheck | None) -> None:
         """After the first step, which found the layers' order: manifest, checkpoint 0, the telemetry's first line.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 
-from ..errors import WorkbenchError
+from ..errors import ExperimentError, WorkbenchError
 from ..ranks.crew import SHARED
 from ..run import Run
 from .judgement import Judge
@@ -36,7 +36,15 @@ def half_done(standing: Standing) -> str | None:
     """What is not as the last whole step left it, in words."""
     at, draws = standing.at, standing.draws
     draws.take_back(at.cursor)
-    lanes = standing.as_left().lanes(standing.out.method)
+    try:
+        lanes = standing.as_left().lanes(standing.out.method)
+    except RuntimeError as error:
+        if "without a primitive" not in str(error):
+            raise
+        raise ExperimentError(
+            f"step {at.step + 1} was cut off while MLX traced it, which leaves no numbers in model and optimizer "
+            "(without a recorder, too). Go on from the last checkpoint, in a new process (resume=True)"
+        ) from error
     unlike = [f"the lane {lane}" for lane in SHARED if lanes[lane] != at.lanes.get(lane)]
     if not unlike and standing.opening is not None:
         return "the state"  # and back, but a segment was begun from it

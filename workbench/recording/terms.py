@@ -118,6 +118,25 @@ def refuse_out_of_range(
     _whole("batch_budget", batch_budget, 0, ", of bytes")
 
 
+def files(data: Any) -> list[DataFile]:
+    """The data files of a run.
+
+    Raises:
+        ExperimentError: they are no list.
+    """
+    if not isinstance(data, (list, tuple)):
+        raise ExperimentError(f"data is {_kind(data)}; expected a list of DataFile, empty if there are none")
+    return list(data)
+
+
+def refuse_other_fork(fork: Any) -> None:
+    """Raises ExperimentError: it is neither a point of a run nor none."""
+    if fork is not None and not hasattr(fork, "parent"):
+        raise ExperimentError(
+            f"fork is {fork!r}; expected what workbench.fork_point(run, step) returns, or none to begin anew"
+        )
+
+
 def way_to_rebuild(factory: str | None, arguments: dict[str, Any] | None) -> dict[str, Any]:
     """The manifest's `rebuild` for a factory and its arguments, or (None) for the script that is running.
 

@@ -3,15 +3,21 @@
 from dataclasses import replace
 
 import mlx.core as mx
+import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 import pytest
 from experiments import batch_of, moved, plain_steps, scene_of
-from helpers import experiment, mlp, mse, state_of
+from helpers import experiment, mlp, mse, parts, state_of
+from mlx.utils import tree_map
 
+from workbench import Recorder
+from workbench.cause.counterfactual import Trials
 from workbench.errors import ExperimentError, ReplayError
 from workbench.experiment import as_batch
 from workbench.interventions.intervene import intervene
+from workbench.interventions.scene import Scene
+from workbench.run import Run
 from workbench.snapshot import restore
 from workbench.step import Stepper
 
@@ -187,6 +193,49 @@ def test_other_random_numbers_for_this_step_alone(tmp_path):
 def test_a_dropped_row_is_a_plain_step_on_the_others(scene):
     first = tuple(mx.array(np.delete(np.array(array), 4, axis=0)) for array in BATCHES[0])
     agrees(scene, "drop-row=4", reference(scene.state(N - 1), adamw(), [first, *BATCHES[1:]]))
+
+
+def test_a_dropped_row_leaves_the_bits_of_the_runs_own_step_on_the_others(scene):
+    alone = experiment(clip=CLIP)
+    restore(alone, scene.state(N - 1))
+    result = Stepper(alone)(tuple(mx.array(np.delete(np.array(array), 4, axis=0)) for array in BATCHES[0]))
+    effect = intervene(scene, "drop-row=4")
+    assert (effect.loss, effect.grad_norm, effect.steps) == (result.loss, result.grad_norm, 1 + NEXT)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("beyond", [True, False])
+def test_a_step_that_reads_beyond_a_smaller_batch_is_refused(tmp_path, beyond, compile):
+    """Gradients accumulated by hand over a fixed number of micro-batches. MLX raises nothing, and reads on."""
+
+    def build():
+        made = experiment(compile=compile)
+
+        def step(x, y):
+            count = 12 if beyond else len(x)
+            pairs = [nn.value_and_grad(made.model, made.loss_fn)(made.model, x[k], y[k]) for k in range(count)]
+            gradients = tree_map(lambda *all: sum(all) / count, *(found for _, found in pairs))
+            made.optimizer.update(made.model, gradients)
+            return sum(loss for loss, _ in pairs) / count
+
+        return replace(made, step_fn=step)
+
+    made, path = build(), tmp_path / "run"
+    with Recorder(path, *parts(made), step_fn=made.step_fn, compile=compile, spikes=None) as recorder:
+        for batch in recorder.batches(4):
+            recorder.step(batch)
+    scene = Scene.open(Run(path), 3, experiment=build(), next_steps=1)
+    if not beyond:
+        assert intervene(scene, "drop-row=4").loss != scene.result.loss
+        return
+    for perform in (
+        lambda: intervene(scene, "drop-row=4"),
+        lambda: Trials(scene).redo(3, "drop-row=11"),
+        lambda: Trials(scene).without_row(0),
+    ):
+        with pytest.raises(ExperimentError, match=r"drop-row can't be tried: two .* differ \(loss .* reads beyond"):
+            perform()
+    assert intervene(scene, None).loss == scene.result.loss
 
 
 def test_a_row_that_is_not_there_is_refused(scene):

@@ -155,6 +155,19 @@ def test_a_healthy_step_has_no_spike(tmp_path):
     assert early.verdict == "no-spike" and "until their window is full" in early.reason
 
 
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (1, ("With row 1 exchanged for that of", ": it carries it.")),
+        (2, ("With rows 1, 2 exchanged for those of", "they")),
+    ],
+)
+def test_rows_that_are_exchanged_are_one_or_several(rows, words, tmp_path):
+    found = planted_read_only(f"garbage@{{AT}}:rows={rows}").autopsy(AT, trace_dir=tmp_path)
+    (sentence,) = [one.sentence for one in found.evidence if one.name == "rows exchanged"]
+    assert all(word in sentence for word in words)
+
+
 def test_outliers_of_a_step_without_a_spike_are_listed(tmp_path):
     run = planted_read_only("garbage@{AT}:rows=1", max_lr=1e-4)
     assert not len(run.spikes())

@@ -395,6 +395,15 @@ def test_spikes(path):
     assert (second["step"], second["rule"], second["value"], second["threshold"]) == (11, "non_finite", None, None)
 
 
+def test_spikes_of_a_run_without_steps(path):
+    telemetry = path / "telemetry.jsonl"
+    telemetry.write_bytes(telemetry.read_bytes().splitlines(keepends=True)[0])
+    assert runs.here("spikes", path).out == f"there are no steps in {path}\n"
+    assert runs.here("spikes", path, "--rule", "all").out == f"there are no steps in {path}\n"
+    said = runs.here("spikes", path, "--json")
+    assert runs.strict(said.out) == [] and f"there are no steps in {path}" in said.err
+
+
 @pytest.mark.parametrize("args", [("runs", "PARENT"), ("spikes", "RUN", "--json"), ("replay", "RUN", "--step", "5..6")])
 def test_a_reader_that_goes_away_is_no_error(path, args):
     filled = [str({"RUN": path, "PARENT": path.parent}.get(arg, arg)) for arg in args]

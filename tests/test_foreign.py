@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import runs
 from click.testing import CliRunner
 
 import workbench as wb
@@ -422,6 +423,48 @@ def test_what_is_no_log_is_refused_with_what_was_expected(log, tmp_path):
 def test_another_encoding_is_named(log, encoding):
     with pytest.raises(TelemetryError, match="UTF-8 with a byte-order mark|UTF-16"):
         wb.open_run(log('{"step": 1, "loss": 2.0}\n'.encode(encoding)))
+
+
+@pytest.mark.parametrize("sign", [",", ";"])
+def test_csv_with_a_byte_order_mark_is_read_as_spreadsheets_write_it(log, sign):
+    text = f"step{sign}loss\r\n1{sign}2.5\r\n2{sign}1.5\r\n"
+    run = wb.open_run(log(text.encode("utf-8-sig")))
+    assert run.format == "csv" and rows(run, "step", "loss") == [(1, 2.5), (2, 1.5)]
+    assert run.mapping == {"step": "step", "loss": "loss"}
+
+
+def test_a_log_without_a_loss_is_not_said_to_have_no_spikes(log):
+    path = log([{"step": step, "train/ce": 2.0 - step / 1e3, "val/loss": 2.0} for step in range(1, 201)])
+    for more in ((), ("--rule", "all")):
+        said = runs.here("spikes", path, *more)
+        assert said.code == 0 and said.out.startswith("No loss was judged: no key of ")
+        assert "--columns loss=KEY" in said.out and "(its keys: 'step', 'train/ce', 'val/loss')" in said.out
+    said = runs.here("spikes", path, "--json")
+    assert runs.strict(said.out) == [] and "No loss was judged" in said.err
+    assert runs.here("spikes", path, "--columns", "loss=train/ce").out.startswith("no spikes. Steps 1 to 50 were not")
+
+
+def test_the_gradient_norms_of_a_log_without_a_loss_are_judged(log):
+    said = runs.here("spikes", log([{"step": step, "ce": 2.0, "grad_norm": 1.0} for step in range(1, 9)]))
+    assert said.out.startswith("no spikes. No loss was judged: no key of ")
+
+
+def test_columns_are_gathered_and_named_once(log):
+    path = log([{"n": step, "ce": 1.0 if step < 80 else 9.0} for step in range(1, 101)])
+    for given in (("--columns", "loss=ce,step=n"), ("--columns", "loss=ce", "--columns", "step=n")):
+        assert runs.here("spikes", path, *given).out.startswith("step 80 (segment 0), ")
+    said = runs.here("spikes", path, "--columns", "loss=ce,step=n", "--columns", "loss=n")
+    assert said.code == 2 and "'loss' is named twice; expected each name once" in said.err
+
+
+def test_what_mlx_lm_did_not_print_is_not_read_as_if_it_had(log):
+    with pytest.raises(TelemetryError, match="has no line as mlx-lm prints them, such as 'Iter 10: Train loss"):
+        wb.open_run(log("step 1 loss=4.0\nstep 2 loss=3.9\n"), format="mlx-lm")
+
+
+def test_a_log_that_is_not_known_is_told_how_to_set_its_format(log):
+    said = runs.here("spikes", log("step 1 loss=4.0\nstep 2 loss=3.9\n"))
+    assert said.code == 2 and "--format F" in said.err and "one of posttrainllm, trainer_state, mlx-lm" in said.err
 
 
 def test_a_format_can_be_set_and_is_held_to(log):

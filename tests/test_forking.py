@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import runs
 
-from workbench import fork, open_run
+from workbench import fork, list_runs, open_run
 from workbench.batches.batch import sampler_of
 from workbench.checkpoints import checkpoint_reader
 from workbench.errors import ExperimentError, ReplayError, RunError, WorkbenchError
@@ -64,7 +64,9 @@ def test_a_fork_without_a_change_has_the_parents_bits(tmp_path, parent, step):
     """From a checkpoint, and rolled forward to (5, 9); compiled, with dropout, over a planted batch."""
     said = runs.here("train", "--fork", parent.path, "--from", step, "--out", tmp_path / "fork")
     assert said.code == 0, said.err
-    made = open_run(tmp_path / "fork")
+    made, last = open_run(tmp_path / "fork"), parent.last_step
+    assert (f": steps {step + 1} to {last} recorded, " if step else f": {last} steps recorded, ") in said.err
+    assert list_runs(tmp_path)["steps"].tolist() == [last - step]
     assert logged(made) == after(parent, step)
     assert made.manifest.rebuild == parent.manifest.rebuild and made.manifest.options == parent.manifest.options
     assert made.manifest.spikes == parent.manifest.spikes and made.manifest.save_every == parent.manifest.save_every

@@ -139,6 +139,7 @@ def test_the_lines_stand_below_each_other_wherever_they_are_shown(own):
     shown = block.splitlines()[: len(remedy.command.splitlines())]
     assert all(line.startswith("  ") for line in shown)
     assert textwrap.dedent("\n".join(shown)) == remedy.command
+    assert f"mean of next {len(remedy.steps)}" in printed(found) and len(remedy.steps) == 5
 
 
 def test_the_report_has_the_same_lines(own):

@@ -285,6 +285,14 @@ def test_a_missing_corpus_names_where_to_put_it(own_corpus):
     refused(path, DataError, f"the data file {corpus} of {path} is missing", f"copy it to {place}", step=2)
 
 
+def test_a_missing_corpus_that_was_beside_the_run_is_not_to_be_copied_to_where_it_was(own_corpus):
+    path, corpus = own_corpus
+    beside = path.resolve().parent / corpus.name
+    corpus.unlink()
+    runs.edit_json(path / "run.json", lambda m: m["data"][0].update(path=str(beside)))
+    refused(path, DataError, f"the data file {beside} of {path} is missing", f"copy it to {path / corpus.name}", step=2)
+
+
 @pytest.mark.parametrize("place", ["in the run", "beside it"])
 def test_a_moved_corpus_is_found_by_its_name_and_digest(own_corpus, place):
     path, corpus = own_corpus

@@ -9,6 +9,7 @@ import pytest
 import runs
 from panels import EVIL, SPIKE, plain, spiked
 
+from workbench import open_run
 from workbench.errors import ReplayError, RunError
 from workbench.run import Run
 from workbench.step_report import POLICY, report_html, write_report
@@ -82,6 +83,13 @@ def test_a_run_that_can_not_be_replayed_is_reported(run):
     runs.edit_json(run.path / "run.json", lambda m: m["data"][0].update(path="/nowhere/lost.txt"))
     said = plain(report_html(Run(run.path), SPIKE))
     assert "it can't be: no checkpoint" in said and "lost.txt" in said and "is missing" in said
+
+
+def test_a_log_is_said_to_be_only_a_log(tmp_path):
+    (tmp_path / "log.csv").write_text("step,loss\n" + "".join(f"{step},{2 - step / 100}\n" for step in range(1, 9)))
+    said = plain(report_html(open_run(tmp_path / "log.csv"), 5))
+    assert "Not examined: this is only a log." in said and "Not shown: this is only a log" in said
+    assert "workbench autopsy" not in said and "a loop of your own" not in said
 
 
 def test_text_from_outside_is_escaped(tmp_path, run):

@@ -185,6 +185,7 @@ def test_the_command_prints_the_table_and_the_notes(path):
     assert said.code == 0 and "The untouched replay of step 6 has the run's bits." in said.out
     for words in ("untouched", "lr=0.5x", "drop-row=1", "lr=0.5x: performed eagerly", "00000006.whatif-*.json"):
         assert words in said.out
+    assert "mean of next 2 " in said.out and "highest of next 2 " in said.out
 
 
 def test_the_command_in_json_is_the_records(path, tmp_path):

@@ -167,9 +167,10 @@ def find(entry: DataFile, folder: Path) -> Path:
     for place in places:
         if place.exists():
             return place
+    others = [place for place in places if place.absolute() != places[0].absolute()]
     raise DataError(
         f"the data file {entry.path} of {folder} is missing ({entry.bytes} bytes, sha256 {entry.sha256}); "
-        f"put it back, or copy it to {places[-1]}"
+        f"put it back{f', or copy it to {others[-1]}' if others else ''}"
     )
 
 

@@ -113,6 +113,8 @@ def _replay(run: Run, step: int, found: Found) -> str:
 
 
 def _verdict(run: Run, step: int, found: Found) -> str:
+    if run.unverifiable() is not None:
+        return paragraph("Not examined: this is only a log.")
     if found.verdict is None:
         return paragraph(f"Not examined: workbench autopsy {shlex.quote(str(run.path))} --step {step}")
     return cause_view.verdict_card(found.verdict)
@@ -130,6 +132,8 @@ def _layers(opened: Opened, step: int, segment: int, found: Found) -> str:
 
 
 def _batch(run: Run, step: int, segment: int, found: Found) -> str:
+    if run.unverifiable() is not None:
+        return paragraph("Not shown: this is only a log, which has no batches.")
     trace = found.trace
     try:
         rows = batch_table(run, step, trace, segment=segment)

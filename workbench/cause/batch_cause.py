@@ -299,11 +299,13 @@ def _proven(inquiry: Inquiry, found: Square, sets: list[list[Suspect]], whole: i
             return rows
         numbers = sorted(one.row for one in rows)
         one = _exchanged(inquiry, found.batch, numbers)
-        gone = inquiry.gone(one)
+        gone, single = inquiry.gone(one), len(numbers) == 1
+        they, carry, do = ("it", "carries", "does") if single else ("they", "carry", "do")
+        carried = f"{they} {carry} it" if gone else f"{they} {do} not carry it alone"
         inquiry.found(
             "rows exchanged",
-            f"With {numbered(numbers)} exchanged for those of batch {found.batch}, step {step} has "
-            f"{inquiry.comparison(one)}: " + ("they carry it." if gone else "they do not carry it alone."),
+            f"With {numbered(numbers)} exchanged for {'that' if single else 'those'} of batch {found.batch}, step "
+            f"{step} has {inquiry.comparison(one)}: {carried}.",
             "data",
             exchanged=inquiry.value(one),
         )

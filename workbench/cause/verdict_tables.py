@@ -43,7 +43,8 @@ def _remedies(verdict: Verdict) -> Table:
     of = f"losses of steps {verdict.remedies[0].steps[0]} …" if verdict.remedies[0].steps else "losses after it"
     table = Table(title=f"Tried: what step {verdict.began} and the {of} would have been", title_justify="left")
     table.add_column("change", overflow="fold")
-    for name in ("from state", "loss", "grad norm", "mean of next", "highest of next", "helps"):
+    count = max(len(one.steps) for one in verdict.remedies)
+    for name in ("from state", "loss", "grad norm", f"mean of next {count}", f"highest of next {count}", "helps"):
         table.add_column(name, justify="right", no_wrap=True)
     first = verdict.remedies[0]
     names = ("loss", "grad_norm", "next_mean", "next_max")

@@ -12,7 +12,11 @@ import click
 RUN = click.argument("run", type=click.Path(path_type=Path))
 STEP = click.option("--step", required=True, type=click.IntRange(1), help="The step.")
 SEGMENT = click.option("--segment", type=int, help="Where the step stands in several segments that differ.")
-FACTORY = click.option("--factory", help="module:function that rebuilds the run; naming it is consent to import it.")
+FACTORY = click.option(
+    "--factory",
+    metavar="F",
+    help="module:function that rebuilds the run, or the script that records it; naming it is consent to run it.",
+)
 CHECKPOINT = click.option(
     "--checkpoint", type=int, help="Start from the checkpoint of this step. [default: the nearest]"
 )

@@ -35,7 +35,11 @@ SHARE = 0.65  # of a training process' memory: the rest is Python's, a recorder'
 @click.option(
     "--fresh-process/--no-fresh-process", default=None, help="Repeat in a new process. [default: if in doubt]"
 )
-@click.option("--context", type=click.IntRange(1), help="Also replay this many steps before it, and compare. Say: 8.")
+@click.option(
+    "--context",
+    type=click.IntRange(1),
+    help="Also replay this many steps before it, and compare: 4 or more to score it by, 8 say.",
+)
 def replay(run: Path, step: str, as_json: bool, **options: Any) -> None:
     """Replay a step, and compare it with what the run recorded.
 

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN [RUN]...")
-@click.option("--rule", "rules", multiple=True, help="A rule to look with, or all; repeatable. See below.")
+@click.option("--rule", "rules", multiple=True, help="A rule to look with, as above, or all; repeatable.")
 @click.option("--near", type=click.IntRange(0), help="Several runs: steps apart that are the same. [default: 2]")
 @click.option("--format", "format_", metavar="F", help="Of a log: as what to read it. [default: by its content]")
 @click.option(
-    "--columns", metavar="NAME=KEY,...", help="Of a log: its keys for step, loss, lr, grad_norm, val_loss; step=: none."
+    "--columns",
+    metavar="NAME=KEY,...",
+    multiple=True,
+    help="Of a log: its keys for step, loss, lr, grad_norm, val_loss; step=: none. Repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def spikes(
@@ -29,7 +32,7 @@ def spikes(
     rules: tuple[str, ...],
     near: int | None,
     format_: str | None,
-    columns: str | None,
+    columns: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """List the spikes of a run or of another program's log, with the rule that found each.
@@ -48,6 +51,10 @@ def spikes(
         return
     if near is not None:
         raise click.UsageError("--near goes with several runs.")
+    if (unread := _unread(runs[0], opened[0])) is not None:
+        echo(unread, err=as_json)
+        if not as_json:
+            return
     if not rules:
         found = opened[0].spikes()
         if as_json:
@@ -78,30 +85,43 @@ def spikes(
             echo(f"step {row.step} (segment {row.segment}), {row.rule}: {row.explanation}{_extent(row)}")
 
 
-def _opened(path: Path, format_: str | None, columns: str | None) -> Run:
+def _unread(path: Path, run: Run) -> str | None:
+    """Why there is nothing to find a spike in; None: there is something."""
+    frame = run.steps
+    if frame.empty:
+        return f"there are no steps in {path}"
+    if not frame[["loss_recorded", "grad_norm_recorded"]].to_numpy().any():
+        return run.unjudged()
+    return None
+
+
+def _opened(path: Path, format_: str | None, columns: Sequence[str]) -> Run:
     """A run or a log of another program; what its reader had to tolerate is said, and as what it read a log."""
     from ..errors import WorkbenchError
     from ..foreign.logged_run import LoggedRun
     from ..run import open_run
 
     run = open_run(path, format_, _columns(columns))
-    if not isinstance(run, LoggedRun) and (format_ is not None or columns is not None):
+    if not isinstance(run, LoggedRun) and (format_ is not None or columns):
         raise WorkbenchError(f"{path} is a recorded run; --format and --columns go with logs of other programs")
     for notice in run.telemetry.notices:
         echo(notice if notice.startswith(str(path)) else f"{path}: {notice}", err=True)
     return run
 
 
-def _columns(text: str | None) -> dict[str, str | None] | None:
-    if text is None:
+def _columns(texts: Sequence[str]) -> dict[str, str | None] | None:
+    if not texts:
         return None
-    pairs = [part.partition("=") for part in text.split(",")]
-    if wrong := [name for name, sign, _ in pairs if not sign or not name.strip()]:
-        raise click.BadParameter(
-            f"{wrong[0]!r} is no pair; expected NAME=KEY,... such as loss=train/ce,step=global_step",
-            param_hint="'--columns'",
-        )
-    return {name.strip(): key.strip() or None for name, _, key in pairs}
+    found: dict[str, str | None] = {}
+    for part in ",".join(texts).split(","):
+        name, sign, key = (word.strip() for word in part.partition("="))
+        if not sign or not name:
+            expected = "expected NAME=KEY,... such as loss=train/ce,step=global_step"
+            raise click.BadParameter(f"{part!r} is no pair; {expected}", param_hint="'--columns'")
+        if name in found:
+            raise click.BadParameter(f"{name!r} is named twice; expected each name once", param_hint="'--columns'")
+        found[name] = key or None
+    return found
 
 
 def _extent(row: Any) -> str:

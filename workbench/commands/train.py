@@ -133,7 +133,9 @@ def train(**given: Any) -> None:
     if not watcher.steps:
         echo(f"{job.out} is at step {step} already, so there was nothing to do; go on with --steps M", err=True)
     elif job.out is not None:
-        said = f"{job.out}: {step} steps recorded, {watcher.spikes} spike{'s' if watcher.spikes != 1 else ''}"
+        start = open_run(job.out).manifest.segments[0].start
+        recorded = f"steps {start + 1} to {step}" if start else f"{step} steps"
+        said = f"{job.out}: {recorded} recorded, {watcher.spikes} spike{'s' if watcher.spikes != 1 else ''}"
         echo(said if watcher.spikes else f"{said}. {open_run(job.out).unjudged()}".removesuffix(". "), err=True)
     if given["print_fingerprint"]:
         print_json({"step": step, **lanes})

@@ -63,7 +63,7 @@ def read_delimited(path: Path, sign: str, columns: Mapping[str, str | None] | No
     else:
         notices.append("The steps are the numbers of the rows: the log names none.")
         steps = np.arange(1, len(table) + 1)
-    return Entries(steps, found, present, mapping=mapping, notices=notices)
+    return Entries(steps, found, present, mapping=mapping, keys=keys, notices=notices)
 
 
 def _numbers(path: Path, key: str, texts: pd.Series) -> tuple[np.ndarray, np.ndarray]:

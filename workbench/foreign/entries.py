@@ -5,6 +5,7 @@ Every reader of a format makes `Entries` of it, and `gathered` makes one table o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +28,7 @@ class Entries:
         present: bool by name, for each of `values`: where the entry has one, be it finite or not.
         windows: each logged loss is a mean over the steps since the entry before it; no step's own.
         mapping: the workbench's names, and what the log calls them.
+        keys: all that could be in the mapping; empty where a format has its own.
         notices: sentences on what had to be tolerated or left out.
         decimals: of the printed loss; None: all of them.
     """
@@ -36,6 +38,7 @@ class Entries:
     present: dict[str, np.ndarray] = field(default_factory=dict)
     windows: bool = False
     mapping: dict[str, str] = field(default_factory=dict)
+    keys: Sequence[str] = ()
     notices: list[str] = field(default_factory=list)
     decimals: int | None = None
 

@@ -62,4 +62,4 @@ def read_event_files(path: Path, files: Sequence[Path], columns: Mapping[str, st
         values[name], present[name], _ = numbers_of(path, key, [row.get(key, UNSET) for _, row in rows])
     notices = ["TensorBoard keeps float32, and of a resumed run the steps of each process: see the segments."]
     step = np.array([step for step, _ in rows], np.int64)
-    return Entries(step, values, present, mapping={"step": "step"} | mapping, notices=notices)
+    return Entries(step, values, present, mapping={"step": "step"} | mapping, keys=keys, notices=notices)

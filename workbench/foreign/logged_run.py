@@ -24,6 +24,7 @@ from ..manifest import Manifest, Segment
 from ..run import Run
 from ..telemetry import Line
 from .entries import Entries, gathered
+from .naming import listed
 from .recognise import FORMATS, entries_of, log_of, recognised
 
 
@@ -128,6 +129,15 @@ class LoggedRun(Run):
             f"{self.path} is only a log ({FORMATS[self.format]}): it has no checkpoints, no batches and no "
             "fingerprints, so that no step of it can be replayed, verified or explained. Record the training with "
             "workbench.Recorder to be able to"
+        )
+
+    def unjudged(self) -> str:
+        entries = self.telemetry.entries
+        if "loss" in entries.mapping or not entries.keys:
+            return super().unjudged()
+        return (
+            f"No loss was judged: no key of {self.path} was taken for it; set it with --columns loss=KEY, "
+            f"columns={{'loss': …}} (its keys: {listed(entries.keys)})."
         )
 
     def _refuse(self, *arguments: Any, **options: Any) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import TelemetryError
@@ -43,25 +43,25 @@ def mapped(path: Path, keys: Iterable[str], columns: Mapping[str, str | None] | 
         if name in set_by_user:
             key = set_by_user[name]
             if key is not None and key not in there:
-                raise TelemetryError(f"{path} has no {key!r}, which columns gives for {name}; it has {_listed(there)}")
+                raise TelemetryError(f"{path} has no {key!r}, which columns gives for {name}; it has {listed(there)}")
             found |= {} if key is None else {name: key}
             continue
         words = {word: [key for key in there if _word(key) == word and key not in given] for word in usual}
         first = next((same for same in words.values() if same), [])
         if len(first) > 1:
             raise TelemetryError(
-                f"{path} has several things that could be {name}: {_listed(first)}; choose with "
+                f"{path} has several things that could be {name}: {listed(first)}; choose with "
                 f"columns={{{name!r}: …}} (--columns {name}=KEY)"
             )
         found |= {name: first[0]} if first else {}
     if "step" not in found and "step" not in set_by_user:
         raise TelemetryError(
-            f"{path} has no key for the step; it has {_listed(there)}. Name it with columns={{'step': …}}, or count "
+            f"{path} has no key for the step; it has {listed(there)}. Name it with columns={{'step': …}}, or count "
             "the entries with columns={'step': None} (--columns step=KEY, or step= to count)"
         )
     if not {"loss", "val_loss", "grad_norm"} & found.keys():
         raise TelemetryError(
-            f"{path} has no key for the loss; it has {_listed(there)}. Name it with columns={{'loss': …}} "
+            f"{path} has no key for the loss; it has {listed(there)}. Name it with columns={{'loss': …}} "
             "(--columns loss=KEY)"
         )
     return found
@@ -72,6 +72,6 @@ def _word(key: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", key.rpartition(" - ")[2].lower()).strip("_")
 
 
-def _listed(keys: list[str]) -> str:
+def listed(keys: Sequence[str]) -> str:
     shown = ", ".join(repr(key) for key in keys[:20])
     return (shown or "nothing") + (f" and {len(keys) - 20} more" if len(keys) > 20 else "")

@@ -104,13 +104,13 @@ def read_objects(path: Path, columns: Mapping[str, str | None] | None) -> Entrie
     count = len(next(iter(values.values())))
     if "step" not in mapping:
         notices.append("The steps are the numbers of the entries: the log names none.")
-        return Entries(np.arange(1, count + 1), found, present, mapping=mapping, notices=notices)
+        return Entries(np.arange(1, count + 1), found, present, mapping=mapping, keys=list(keys), notices=notices)
     having = np.array([value is not UNSET and value is not None for value in values["step"]], bool)
     if not having.all():
         notices.append(f"{int((~having).sum())} entries have no {mapping['step']!r}; they are left out.")
     step = _steps(path, [value for value, there in zip(values["step"], having.tolist(), strict=True) if there])
     found, present = ({name: one[having] for name, one in group.items()} for group in (found, present))
-    return Entries(step, found, present, mapping=mapping, notices=notices)
+    return Entries(step, found, present, mapping=mapping, keys=list(keys), notices=notices)
 
 
 def _columns(path: Path, mapping: Mapping[str, str]) -> tuple[dict[str, list[Any]], list[str]]:

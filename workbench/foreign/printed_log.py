@@ -36,7 +36,7 @@ def is_printed(text: str) -> bool:
 def read_printed(path: Path, text: str) -> Entries:
     """
     Raises:
-        TelemetryError: a line of a report can't be read; the message has its number.
+        TelemetryError: a line of a report can't be read; the message has its number. Or there is none.
     """
     rows: list[tuple[int, float, float, float, float]] = []  # step, loss, lr, step_per_s, val_loss
     trained: list[bool] = []
@@ -62,6 +62,8 @@ def read_printed(path: Path, text: str) -> Entries:
                 trained.append(False)
         elif _BEGIN.match(line):
             raise TelemetryError(f"{path}, line {number}: {line.strip()!r} is no report as mlx-lm prints them")
+    if not rows and not notices and not is_printed(text):
+        raise TelemetryError(f"{path} has no line as mlx-lm prints them, such as 'Iter 10: Train loss 2.301, …'")
     table = np.array(rows, np.float64).reshape(-1, 5)
     trains = np.array(trained, bool)  # a loss that was printed as nan is a loss
     return Entries(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +60,8 @@ def recognised(path: Path) -> str:
         return "wandb"
     if event_files.is_event_file(start):
         return "tensorboard"
+    if start.startswith(codecs.BOM_UTF8) and delimited.delimiter_of(start.decode("utf-8-sig", "replace")) is not None:
+        return "csv"  # spreadsheets write a byte-order mark
     refuse_other_encodings(path, start)
     if trainer_state.is_trainer_state(_document(path, start)):
         return "trainer_state"
@@ -76,7 +79,8 @@ def recognised(path: Path) -> str:
         raise TelemetryError(f"{path} is empty; expected a log")
     raise TelemetryError(
         f"{path} is no log that is known here: it begins with {start[:40]!r}. Expected {'; '.join(FORMATS.values())}. "
-        "Set format= if you know better"
+        "Set its format if you know better: --format F, format='F'; one of "
+        f"{', '.join(FORMATS)}"
     )
 
 
@@ -125,7 +129,7 @@ def _start(path: Path) -> bytes:
 
 def _text(path: Path) -> str:
     try:
-        return read_file(path).decode(errors="replace")
+        return read_file(path).decode("utf-8-sig", "replace")
     except OSError as error:
         raise TelemetryError(f"{path} can't be read ({error.strerror}); expected a log") from error
 

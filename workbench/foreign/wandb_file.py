@@ -60,7 +60,7 @@ def read_wandb(path: Path, columns: Mapping[str, str | None] | None) -> Entries:
     if not there.all():
         notices.append(f"{int((~there).sum())} entries have no {mapping['step']!r}; they are left out.")
     values, present = ({name: one[there] for name, one in group.items()} for group in (values, present))
-    return Entries(step[there].astype(np.int64), values, present, mapping=mapping, notices=notices)
+    return Entries(step[there].astype(np.int64), values, present, mapping=mapping, keys=list(keys), notices=notices)
 
 
 def _messages(path: Path, notices: list[str]) -> Iterator[bytes]:

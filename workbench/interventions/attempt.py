@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from mlx.utils import tree_map
 
-from ..bits import bits_float
+from ..bits import bits_float, float_bits
 from ..errors import ExperimentError
 from ..experiment import Batch, Experiment, as_batch, put_arrays, put_kept, set_random_key
 from ..fingerprint import lane_of
@@ -49,6 +49,8 @@ class Attempt:
         rates: the learning rates of a step, from the untouched ones as bits.
         unscheduled: the optimizer's own schedules of learning rates are taken out while a step is performed.
         skipped: step N is not performed.
+        twin: the batch of `moment` once more, where it has fewer rows than the run's, with another row in memory behind
+            its last one. MLX reads beyond an array without a word, and a step that does has another result with it.
         notes: what else had to be different.
     """
 
@@ -59,6 +61,7 @@ class Attempt:
     rates: Callable[[list[str | None]], list[float | None]] = _floats
     unscheduled: bool = False
     skipped: bool = False
+    twin: Batch | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -85,11 +88,26 @@ class Attempt:
         self.stepper = Stepper(experiment, self.scene.layers)
 
     def perform(self, moment: Moment) -> StepResult:
-        """One step, from the state that the stepper's experiment is in.
+        """One step, from the state that the stepper's experiment is in; with a `twin`, step N from `state`, twice.
 
         Raises:
-            ExperimentError: it was to have another learning rate, and the run's own step function set it again.
+            ExperimentError: it was to have another learning rate, and the run's own step function set it again; or it
+                has a smaller batch, and two performances from the same state differ.
         """
+        if self.twin is None or moment is not self.moment:
+            return self._performed(moment)
+        first = _told(self._performed(replace(moment, batch=self.twin)))
+        put(self.stepper.experiment, self.state)
+        result = self._performed(moment)
+        if (second := _told(result)) != first:
+            name, one, other = next((name, first[name], second[name]) for name in first if first[name] != second[name])
+            raise ExperimentError(
+                f"drop-row can't be tried: two performances from the same state differ ({name} {bits_float(one):.6g} "
+                f"and {bits_float(other):.6g}): the step reads beyond a smaller batch, or is not deterministic"
+            )
+        return result
+
+    def _performed(self, moment: Moment) -> StepResult:
         experiment, rates = self.stepper.experiment, self.rates(moment.rates)
         for state, rate in zip(optimizer_states(experiment.optimizer), rates, strict=True):
             if rate is not None:  # a schedule, where there is one, overwrites it within the step
@@ -111,6 +129,11 @@ class Attempt:
                     "the run's step function sets the learning rate itself, so it can't be changed from outside; "
                     "change it there"
                 )
+
+
+def _told(result: StepResult) -> dict[str, str]:
+    """The numbers of a step that tell two tries apart, as bits."""
+    return {"loss": float_bits(result.loss), "gradient norm": float_bits(result.grad_norm)}
 
 
 def put(experiment: Experiment, state: State) -> None:
@@ -226,8 +249,11 @@ def _drop_row(attempt: Attempt, row: int) -> None:
     if row >= rows or rows == 1:
         what = "only one row, and a step needs one" if rows == 1 else f"rows 0 to {rows - 1}"
         raise ExperimentError(f"row {row} can't be dropped: the batch of step {attempt.scene.step} has {what}")
-    parts = [_without(part, row) if getattr(part, "ndim", 0) else part for part in arguments(batch)]
-    attempt.moment = replace(attempt.moment, batch=as_batch(parts))
+    first, second = (
+        as_batch([_without(part, row, behind) if getattr(part, "ndim", 0) else part for part in arguments(batch)])
+        for behind in (0, 1)
+    )
+    attempt.moment, attempt.twin = replace(attempt.moment, batch=first), second
     if (rows - 1) % pieces:
         attempt.with_options(accumulate=1)
         attempt.notes.append(f"{rows - 1} rows can't be cut into {pieces} micro-batches, so they are one")
@@ -235,8 +261,11 @@ def _drop_row(attempt: Attempt, row: int) -> None:
         attempt.notes.append("the step draws random numbers, and other ones for each row of a smaller batch")
 
 
-def _without(array: mx.array, row: int) -> mx.array:
-    return mx.concatenate([array[:row], array[row + 1 :]])
+def _without(array: mx.array, row: int, behind: int) -> mx.array:
+    """The other rows, and in memory behind them one that is all `behind`: a token that every vocabulary has."""
+    kept = mx.concatenate([array[:row], array[row + 1 :], mx.full(array.shape, behind, array.dtype)[:1]])[:-1]
+    mx.eval(kept)  # a view: computed within a step it would be copied
+    return kept
 
 
 def _batch(attempt: Attempt, step: int | str) -> None:

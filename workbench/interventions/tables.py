@@ -72,7 +72,8 @@ def whatif_table(frame: pd.DataFrame, step: int) -> Table:
     table = Table(title=f"Step {step}, and what would have been", title_justify="left")
     table.add_column("change", no_wrap=True)
     heads = ("loss", "grad norm", "update norm", "largest update ratio")
-    for name in (*heads, "mean of next losses", "highest of next"):
+    count = int(frame["steps"].iloc[0]) - 1
+    for name in (*heads, f"mean of next {count}", f"highest of next {count}"):
         table.add_column(name, justify="right")
     for row in frame.to_dict("records"):
         worst = f"{_number(row['worst_ratio'], '.3g')} {row['worst']}" if row["worst"] else "-"

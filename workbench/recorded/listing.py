@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 def list_runs(folder: str | os.PathLike[str] = "runs") -> pd.DataFrame:
     """One row a run directly under `folder`: run (folder name), steps, last_loss, spikes, created, problem.
 
+    Steps are those that it has itself: of a fork, the ones after the state that it started from.
+
     Raises:
         RunError: the folder does not exist.
     """
@@ -34,7 +36,7 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> pd.DataFrame:
             run = RecordedRun(path)
             steps = run.steps
             last = float(steps["loss"].iloc[-1]) if len(steps) else float("nan")
-            rows.append((path.name, run.last_step, last, len(run.spikes()), _when(run.manifest.created), ""))
+            rows.append((path.name, steps["step"].nunique(), last, len(run.spikes()), _when(run.manifest.created), ""))
         except WorkbenchError as error:
             rows.append((path.name, 0, float("nan"), 0, "", str(error)))
     return pd.DataFrame(rows, columns=["run", "steps", "last_loss", "spikes", "created", "problem"])

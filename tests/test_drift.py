@@ -239,7 +239,7 @@ def test_going_on_with_other_code_opens_a_segment(run, monkeypatch):
     assert len(open_run(run).manifest.segments) == 1
     real = sources.digest_of_file
     monkeypatch.setattr(sources, "digest_of_file", lambda path: "e" * 16 if path.stem == "model" else real(path))
-    with pytest.warns(UserWarning, match="goes on with other code than it was recorded with: the code of trainer.model"):
+    with pytest.warns(UserWarning, match=r"goes on with other code .*: the code of trainer.model"):
         assert runs.here("train", "--out", run, "--resume", "--steps", 14).code == 0
     segments = open_run(run).manifest.segments
     assert len(segments) == 2 and segments[1].code["trainer.model"] == "e" * 16 != segments[0].code["trainer.model"]

@@ -69,5 +69,7 @@ def test_text_that_looks_like_markup_is_shown_as_it_is():
 
 def test_experiments_with_numbers_that_are_missing_or_not_finite():
     row = {"change": "batch=skip", "loss": float("nan"), "update_norm": float("inf"), "worst": "", "next_mean": 2.5}
+    row["steps"] = 9
     text = printed(whatif_table(pd.DataFrame([row]).reindex(columns=list(EXPERIMENT)), 7))
     assert "batch=skip" in text and "inf" in text and "2.5000" in text and "nan" not in text
+    assert "mean of next 8" in " ".join(text.split())

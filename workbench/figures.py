@@ -171,7 +171,7 @@ def add_title(figure: Figure, text: str) -> None:
 def plain(text: str) -> str:
     """A name out of a file, as it is drawn: two dollar signs would typeset it as mathematics, and no font has control
     characters."""
-    shown = text if text.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in text)
+    shown = text if text.isprintable() else "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
     return shown.replace("$", r"\$")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from ..figures import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, add_title, blank, dress, require
 from .growth import SIZE, STEPS, fitted
@@ -46,6 +47,11 @@ def scaling_figure(found: pd.DataFrame) -> Figure:
                 axes.plot(x, middle * x**slope, color=color, lw=1, zorder=2)
                 name += f" (slope {slope:.2f})"
             axes.plot(x, y, marker, color=color, ms=6, ls="none", label=name, zorder=3)
+        low, high = axes.get_ylim()
+        if high < 20 * low:  # else noise looks like growth; and so a decade is on the axis, the only places with labels
+            middle = np.sqrt(low * high)
+            axes.set_ylim(middle / np.sqrt(20), middle * np.sqrt(20))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize=8, frameon=False)
     add_title(figure, "Cost against size and against steps")
     return figure

@@ -37,6 +37,7 @@ from .commands.train import train
 from .commands.verify import verify
 from .commands.whatif import whatif
 from .errors import WorkbenchError
+from .own_scripts.users_code import HINT, described
 from .printed import echo, printing
 
 
@@ -68,8 +69,13 @@ class _Group(click.Group):
             for stream in (sys.stdout, sys.stderr):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             context.exit(128 + signal.SIGPIPE)  # as any command: neither "exact" nor "not exact"
-        except OSError as error:
-            echo(f"workbench: {error.filename or 'a file'}: {error.strerror or error}", err=True)
+        except Exception as error:
+            if hasattr(error, HINT):  # it came through a function of the run's own
+                echo(f"workbench: the code of the run's own raised {described(error)}", err=True)
+            elif isinstance(error, OSError):
+                echo(f"workbench: {error.filename or 'a file'}: {error.strerror or error}", err=True)
+            else:
+                raise
             context.exit(2)
         except KeyboardInterrupt as error:
             echo(f"workbench: {error}" if str(error) else "workbench: interrupted", err=True)

@@ -42,5 +42,23 @@ def attributes_used(code: types.CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*code.co_names, *_inside(code, attributes_used)]))
 
 
-def _inside(code: types.CodeType, names: Callable[[types.CodeType], tuple[str, ...]]) -> list[str]:
+@functools.lru_cache(maxsize=4096)
+def chains(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+    """Global variables of which a function's code asks an attribute at once, with it and those of it in turn, as
+    `globals_used`: of ``nn.losses.mse_loss(x)`` the three names."""
+    found: list[tuple[str, ...]] = []
+    at: list[str] = []
+    for one in dis.get_instructions(code):
+        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            at = [str(one.argval)]
+        elif at and one.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            at.append(str(one.argval))
+            found.append(tuple(at))
+        elif one.opname not in ("CACHE", "EXTENDED_ARG"):
+            at = []
+    whole = [one for one in found if (one not in {longer[: len(one)] for longer in found if len(longer) > len(one)})]
+    return tuple(dict.fromkeys([*whole, *_inside(code, chains)]))
+
+
+def _inside(code: types.CodeType, names: Callable[[types.CodeType], tuple[Any, ...]]) -> list[Any]:
     return [name for one in code.co_consts if isinstance(one, types.CodeType) for name in names(one)]

@@ -16,11 +16,11 @@ from mlx.utils import tree_flatten
 from . import extras
 from .contents import RANDOM, Held
 from .deep_snapshot import Opaque
+from .enumeration import some
 from .errors import ExperimentError
 from .experiment import Experiment, kept_arrays, state_arrays
 from .reachable import unseen
 from .snapshot import State
-from .standins import some
 
 
 def refuse_draws(moved: list[str], others: list[Held], *, compiled: bool) -> None:
@@ -165,6 +165,11 @@ def of_numbers(names: list[str], changed: dict[str, tuple[Any, Any]], used: Mapp
         "what holds it to the recorder as `extra` (an object with state_dict and load_state_dict), or count in the "
         "loop, outside of the step"
     )
+
+
+def of_side_effects(did: list[str]) -> str | None:
+    """Why a step must not be performed twice that did these things (`side_effects`); None: it may be."""
+    return f"{some(did)}: outside of Python's memory nothing can be put back" if did else None
 
 
 def reason_of(unlike: list[str], moved: list[str], changed: list[str]) -> str:

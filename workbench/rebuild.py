@@ -7,33 +7,44 @@ and it is imported only when the user passes that very name.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
+import logging
 import math
-import os
+import re
 import shlex
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import DataError, ExperimentError, WorkbenchError
+import msgspec
+
+from .errors import DataError, ExperimentError, FactoryNeeded
 from .manifest import DataFile, Manifest
+from .own_scripts.named_script import named
+from .own_scripts.wanted import Wanted
 from .trainer.corpus import Corpus
 
 if TYPE_CHECKING:
     from .experiment import Experiment
 
+log = logging.getLogger("workbench")
 
-def rebuild(manifest: Manifest, folder: Path, factory: str | None = None) -> Experiment:
+
+def rebuild(
+    manifest: Manifest, folder: Path, factory: str | None = None, notices: list[str] | None = None
+) -> Experiment:
     """Builds the experiment that the manifest describes, for a state to be restored to.
 
     Args:
         folder: the run's folder.
         factory: "module:function", the user's consent to import it; must be the one that the manifest names. Where that
-            names none: a function, or "script.py", which is run up to its Recorder.
+            names none: a function, or "script.py" (or "package.module"), which is run up to its Recorder.
+        notices: gets a sentence on each file that the user's code would have written over, as it is found; None: they
+            are logged.
 
     Raises:
-        ExperimentError: the manifest names no way to rebuild it, or another factory.
+        FactoryNeeded: the code of the user's that rebuilds it is not named.
+        ExperimentError: the manifest names another factory, or what is named rebuilds nothing.
         DataError: a data file is missing or has changed.
     """
     files = [locate(entry, folder) for entry in manifest.data]
@@ -56,11 +67,14 @@ def rebuild(manifest: Manifest, folder: Path, factory: str | None = None) -> Exp
         from .run import Run
         from .stored_batches import with_stored_batches  # imports MLX
 
-        experiment = _from_factory({"factory": factory} | manifest.rebuild, factory)
+        said: list[str] = [] if notices is None else notices
+        experiment = _from_factory({"factory": factory} | manifest.rebuild, factory, manifest, folder, said)
+        for notice in said if notices is None else ():
+            log.warning(notice)
         if not manifest.stored_batches:
             return experiment
         return with_stored_batches(Run(folder), experiment, len(manifest.segments) - 1)
-    raise ExperimentError(
+    raise FactoryNeeded(
         "this run was recorded from a loop of your own that named no factory; pass the experiment, built as for "
         f"recording: run.replay(step, experiment={experiment_call(manifest)}); or name a function that builds it, or "
         f"the script that recorded it: --factory module:function or --factory {script_of(manifest)}"
@@ -94,7 +108,9 @@ def parts_of(manifest: Manifest) -> list[str]:
 
 def own_parts(manifest: Manifest) -> list[str]:
     """A step function and state of the loop's own, as arguments by name."""
-    return [*(["step_fn=step"] if manifest.own_step else []), *(["extra=extra"] if manifest.extra else [])]
+    names = {name: re.sub("[^0-9A-Za-z_]", "_", name) for name in manifest.extra}
+    kept = ", ".join(f"{name!r}: {own}" for name, own in names.items())
+    return [*(["step_fn=step"] if manifest.own_step else []), *([f"extra={{{kept}}}"] if kept else [])]
 
 
 def other_options(manifest: Manifest) -> list[str]:
@@ -174,53 +190,38 @@ def find(entry: DataFile, folder: Path) -> Path:
     )
 
 
-def _from_factory(description: dict[str, Any], consent: str | None) -> Experiment:
+def _from_factory(
+    description: dict[str, Any], consent: str | None, manifest: Manifest, folder: Path, notices: list[str]
+) -> Experiment:
     name = description.get("factory")
-    if consent is not None and consent.endswith(".py") and name == consent:
-        from .script import experiment_of  # imports MLX
-
-        return experiment_of(Path(consent), description.get("argv", ()))
     if consent is None:
-        raise ExperimentError(
+        raise FactoryNeeded(
             f"this run is rebuilt by the factory {name!r}, and code is imported only with your consent; "
             f"pass factory={name!r} (--factory {name}) if you trust it. It will be called with "
             f"{description.get('arguments') or 'no arguments'}"
         )
     if consent != name:
         raise ExperimentError(f"this run names the factory {name!r}, not {consent!r}")
-    from .experiment import Experiment  # imports MLX
-    from .script import Handed, handing_over
+    from .script import experiment_by, experiment_of  # imports MLX
 
-    module, _, function = str(name).partition(":")
-    arguments = description.get("arguments", {})
-    here = os.getcwd()  # a module beside the user, as `python -m` finds it
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
-    try:
-        with handing_over():  # a recorder there would begin a run, or go on with one
-            build = getattr(importlib.import_module(module), function)
-    except Handed:
-        raise ExperimentError(
-            f"the factory {name!r} can't be imported here: the module makes a Recorder as it is imported; put what "
-            "trains under `if __name__ == '__main__':`, or name the script itself"
-        ) from None
-    except Exception as error:  # a module of the user's, which may fail in any way
-        raise ExperimentError(f"the factory {name!r} can't be imported here: {error}") from error
-    finally:
-        if added:
-            sys.path.remove(here)
-    try:
-        with handing_over():
-            experiment = build(**arguments)
-    except Handed as handed:
-        experiment = handed.experiment
-    except WorkbenchError:
-        raise
-    except Exception as error:  # the user's code again
-        raise ExperimentError(
-            f"the factory {name!r} failed with the arguments {arguments}: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(experiment, Experiment):
-        raise ExperimentError(f"the factory {name!r} returned a {type(experiment).__name__}; expected an Experiment")
-    return experiment
+    script = named(consent, manifest.rebuild)
+    argv = description.get("argv", ())
+    recorded = Path(str(manifest.rebuild.get("script", ""))).name
+    number = manifest.rebuild.get("recorder") if script is not None and script.path.name == recorded else None
+    wanted = Wanted(folder, manifest.run, number if isinstance(number, int) else None, partial(unlike_run, manifest))
+    if script is not None:
+        return experiment_of(script, argv, wanted, notices)
+    return experiment_by(consent, description.get("arguments", {}), argv, wanted, notices)
+
+
+def unlike_run(manifest: Manifest, experiment: Experiment) -> list[str]:
+    """In what an experiment is not the one that a run recorded, in phrases: options, hyperparameters and parts."""
+    from .capture import layers_of  # imports MLX
+    from .hyperparameters import describe_optimizer, other_optimizer, other_options, other_parts
+
+    found = other_options(msgspec.to_builtins(experiment.options), manifest.options)
+    found += other_optimizer(describe_optimizer(experiment.optimizer), manifest.optimizer)
+    owned = layers_of(experiment.model)
+    if owned.keys() == manifest.owned.keys() and owned != manifest.owned:  # other layers: `Stepper` names them
+        found.append("the model's layers own other parameters than recorded")
+    return found + other_parts(experiment, manifest)

@@ -22,7 +22,8 @@ from .errors import CheckpointError, WorkbenchError
 from .fingerprint import BYTES
 from .journal import Journal
 from .manifest import NAME, Manifest
-from .run import CHECKPOINTS, Run
+from .recorded.layout import CHECKPOINTS
+from .run import Run
 from .saving import Save, Saver
 from .snapshot import State
 from .tensor_file import HostArray

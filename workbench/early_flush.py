@@ -7,10 +7,9 @@ flushed by one commit of the journal. By `sync_file_range`, which only Linux has
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import sys
-from collections.abc import Callable
+from ctypes import c_int, c_int64, c_uint
+
+from .linux_call import linux_call
 
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE of linux/fs.h: begins to write what is not being written yet, and waits for nothing
 
@@ -18,17 +17,5 @@ _WRITE = 2  # SYNC_FILE_RANGE_WRITE of linux/fs.h: begins to write what is not b
 def begin(descriptor: int, start: int, size: int) -> None:
     """Has the system begin to write a stretch of a file to the disk, where it can. Whatever fails is left to the
     flushing, which says why."""
-    if (call := _sync_file_range()) is not None:
+    if (call := linux_call("sync_file_range", c_int, c_int64, c_int64, c_uint)) is not None:
         call(descriptor, start, size, _WRITE)
-
-
-@functools.cache
-def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        call = ctypes.CDLL(None).sync_file_range
-    except (OSError, AttributeError):
-        return None
-    call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return call

@@ -48,7 +48,7 @@ def write_atomic(path: Path, content: bytes, first: Callable[[], object] = lambd
         commit(temporary, path)
     except BaseException as error:
         discard(temporary)
-        if isinstance(error, OSError) and str(error.filename) == str(temporary):
+        if isinstance(error, OSError) and error.filename in (None, str(temporary), temporary):
             error.filename, error.filename2 = str(path), None  # nobody has heard of the temporary one
         raise
 

@@ -4,11 +4,14 @@ in which of its other parts an experiment differs from the recorded one."""
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.optimizers as optim
 import numpy as np
+
+from .ignored import ignored
 
 if TYPE_CHECKING:
     from .experiment import Experiment
@@ -25,6 +28,29 @@ def describe_optimizer(optimizer: optim.Optimizer) -> dict[str, Any]:
             found[name] = _plain(value)
     schedules = getattr(optimizer, "_schedulers", {})
     return found | {"schedules": sorted(schedules)}
+
+
+def told(
+    before: dict[str, Any], after: dict[str, Any], ignore: Collection[str] = (), path: str = "optimizer"
+) -> dict[str, Any]:
+    """The description of an optimizer that was `before` the first step what it was told, and is `after` it: with the
+    names of attributes that its own code changes, such as a count of calls, which it was not told (`changing`).
+
+    Args:
+        ignore: names that the user says no step depends on (see `ignored`): they are of those, too.
+        path: of the optimizer, where these names may be of a part of it.
+    """
+    if "members" in before:
+        pairs = enumerate(zip(before["members"], after["members"], strict=True))
+        members = [told(one, other, ignore, f"{path}.optimizers[{number}]") for number, (one, other) in pairs]
+        return before | {"members": members}
+    names = [name for name in {**after, **before} if name not in ("class", "schedules")]
+    changing = [name for name in names if ignored(f"{path}.{name}", ignore) or not _same(name, before, after)]
+    return after | before | ({"changing": sorted(changing)} if changing else {})
+
+
+def _same(name: str, before: dict[str, Any], after: dict[str, Any]) -> bool:
+    return name in before and name in after and before[name] == after[name]
 
 
 def other_parts(experiment: Experiment, manifest: Manifest) -> list[str]:
@@ -50,8 +76,8 @@ def other_optimizer(found: dict[str, Any], expected: dict[str, Any], where: str 
     here, there = found.get("members", []), expected.get("members", [])
     if len(here) != len(there):
         return [f"{where}optimizer {found['class']} has {len(here)} members, recorded {len(there)}"]
-    unlike = []
-    for name in (name for name in {**expected, **found} if name not in ("class", "members")):
+    unlike, passed = [], {"class", "members", "changing", *expected.get("changing", [])}
+    for name in (name for name in {**expected, **found} if name not in passed):
         have, want = found.get(name, "missing"), expected.get(name, "missing")
         if have != want and not _unrecorded(want):
             unlike.append(f"{where}optimizer {found['class']}: {name} is {have}, recorded {want}")

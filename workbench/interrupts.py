@@ -18,22 +18,30 @@ class Interrupted(KeyboardInterrupt):
         self.number = number  # of the signal
 
 
+FINISHING = b"\ninterrupted: finishing this step and saving it; once more stops at once\n"
+
+
 class Deferral:
     """`with Deferral():` has a Ctrl-C (or SIGTERM) wait for the end of the block; a second one does not wait.
 
     It is given to the handler that was there, which raises KeyboardInterrupt, or does what the user's own does. A
     signal without a handler in Python acts as ever. On a thread other than the main one, where no handler runs, this
     does nothing. Handlers are set anew each time, which takes some microseconds: notebooks and users set theirs, too.
+
+    Args:
+        told: of a block that may be long. The user reads that it is waited for, and only a signal waits whose handler
+            is Python's own, which raises KeyboardInterrupt: a handler of the user's may do what can't wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, told: bool = False) -> None:
+        self._told = told
         self._before: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._came: list[int] = []
 
     def __enter__(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             before = signal.getsignal(number)
-            if not callable(before):
+            if not callable(before) or (self._told and before is not signal.default_int_handler):
                 continue
             self._before[number] = before
             try:
@@ -55,6 +63,8 @@ class Deferral:
         self._came.append(number)
         if len(self._came) > 1:
             self._deliver(frame)
+        elif self._told:
+            os.write(2, FINISHING)  # safe in a handler
 
     def _deliver(self, frame: FrameType | None) -> None:
         while self._came:
@@ -76,7 +86,7 @@ def interrupts() -> Iterator[Callable[[], int]]:
         if asked:
             raise KeyboardInterrupt
         asked = number
-        os.write(2, b"\ninterrupted: finishing this step and saving it; once more stops at once\n")  # safe in a handler
+        os.write(2, FINISHING)  # safe in a handler
 
     try:
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -11,7 +11,8 @@ import os
 import threading
 from pathlib import Path
 
-from .telemetry import Line, Writer
+from .lines.line import Line
+from .lines.writer import Writer
 
 LIMIT = 1 << 26  # bytes of lines that may wait: 64 MiB, some 10,000 steps of 77 layers
 
@@ -28,6 +29,7 @@ class Journal:
         failure: why lines are waiting; None while none is.
         copy_failure: the same of the copy, which nothing else waits for.
         lost: whether more lines had to wait than memory is given to, so that nothing more is recorded.
+        copy_lost: the same of the copy.
     """
 
     def __init__(self, path: Path, copy: Writer | None = None) -> None:
@@ -35,7 +37,7 @@ class Journal:
         self.torn_bytes = self._main.torn_bytes
         self.failure: OSError | None = None
         self.copy_failure: OSError | None = None
-        self.lost = False
+        self.lost = self.copy_lost = False
         self._lock = threading.Lock()
 
     @property
@@ -54,10 +56,11 @@ class Journal:
             if self.lost:
                 return
             self._main.add(line)
-            if self._copy is not None and self._copy.waiting <= LIMIT:
+            if self._copy is not None and not self.copy_lost:
                 self._copy.add(line)
             self._flush()
             self.lost = self._main.waiting > LIMIT
+            self.copy_lost = self.copy_lost or (self._copy is not None and self._copy.waiting > LIMIT)
 
     def sync(self) -> None:
         """Makes everything put so far durable.

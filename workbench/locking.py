@@ -88,7 +88,7 @@ class Lock:
 
     Raises:
         RunError: another Recorder has it, of this process or another; or, on a file system without locks, the file
-            names a process that can't be seen from here.
+            names a process that can't be seen from here; or a link stands in the file's place.
         OSError: the folder can't be written.
     """
 
@@ -102,7 +102,7 @@ class Lock:
 
     def _taken(self) -> int:
         while True:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = self._opened()
             try:
                 locked = self._flock(descriptor)
                 if not self._is_there(descriptor):
@@ -118,6 +118,18 @@ class Lock:
             except BaseException:
                 os.close(descriptor)
                 raise
+
+    def _opened(self) -> int:
+        """Never through a link: the folder may be one that someone sent, and what is opened here is written over."""
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            if not self._path.is_symlink():
+                raise
+            raise RunError(
+                f"{self._path} is a link to {os.readlink(self._path)}; expected a file that a recorder makes itself, "
+                "and removes again. Nothing was written to it; remove the link"
+            ) from error
 
     def _flock(self, descriptor: int) -> bool:
         """Whether the file system has locks."""

@@ -19,6 +19,7 @@ from .checkpoints.checkpoint_reader import read
 from .errors import ChangedByHand, TelemetryError
 from .experiment import Batch, Experiment, random_key, set_random_key
 from .fingerprint import MIXED, method_here
+from .lines.line import ARRAYS, Edits, Restart, array_fields, rate_bits, scalar_fields
 from .norms import square_sums
 from .rate_scale import rate_paths as paths_of_rates
 from .rate_scale import scale_schedules
@@ -26,7 +27,6 @@ from .readings import HostReading, HostState, Norms, Read, Reading, reading
 from .readings import moment_paths as moment_paths
 from .snapshot import restore
 from .step import Stepper, StepResult, optimizer_states
-from .telemetry import ARRAYS, Edits, Restart, array_fields, rate_bits, scalar_fields
 from .tensor_file import TYPES, array_of, bits_of
 
 RateArray = tuple[str, list[int], str]  # type, as safetensors name it, shape, and bytes in hexadecimal
@@ -47,6 +47,7 @@ class Observation:
         method: of the fingerprints.
         ready: fields that were made while the step was computed, by name, each with the norms that they are of.
         arrays: new handles of the state's arrays, weights and optimizer, if it was asked to hold them.
+        has_gradients: not so of a step of the user's own that left its update out: their norm is undefined then.
     """
 
     batch_hash: str
@@ -58,14 +59,15 @@ class Observation:
     method: str
     ready: Mapping[str, tuple[Norms, dict[str, Any]]] = field(default_factory=dict, repr=False, compare=False)
     arrays: tuple[dict[str, mx.array], dict[str, mx.array]] | None = field(default=None, repr=False, compare=False)
+    has_gradients: bool = True
 
     def evidence(self) -> dict[str, Any]:
-        """The comparable items, as bits, named as in a trace."""
+        """The comparable items, as bits, named as in a trace. None: undefined."""
         arrays = {name: [None if v is None else float_bits(v) for v in self.norms[name]] for name in ARRAYS}
         return {
             "batch_hash": self.batch_hash,
             "loss": float_bits(self.loss),
-            "grad_norm": float_bits(self.grad_norm),
+            "grad_norm": float_bits(self.grad_norm) if self.has_gradients else None,
             "lr": rate_bits(self.lr),
             **arrays,
             **{f"state.{lane}": value for lane, value in self.state.items()},
@@ -74,7 +76,8 @@ class Observation:
     def fields(self) -> dict[str, Any]:
         """The fields of a telemetry line or of a trace."""
         found: dict[str, Any] = {"batch_hash": self.batch_hash, "state": self.state}
-        found |= scalar_fields("loss", self.loss) | scalar_fields("grad_norm", self.grad_norm)
+        found |= scalar_fields("loss", self.loss)
+        found |= scalar_fields("grad_norm", self.grad_norm) if self.has_gradients else {"grad_norm": None}
         for name in ARRAYS:
             norms, fields = self.ready.get(name, (None, {}))
             found |= fields if norms is self.norms[name] else array_fields(name, self.norms[name])
@@ -102,7 +105,8 @@ def observe(
     arrays = (asked.weights, asked.optimizer) if asked.hold else None
     asked.drop()
     numbers = result.loss, result.grad_norm
-    return Observation(asked.batch_hash, *numbers, norms, found.state, rate, method, asked.ready, arrays)
+    seen = bool(result.gradients)
+    return Observation(asked.batch_hash, *numbers, norms, found.state, rate, method, asked.ready, arrays, seen)
 
 
 def measure_alongside(stepper: Stepper, *, hold: bool = False) -> Stepper:

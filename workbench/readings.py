@@ -105,7 +105,7 @@ class HostReading(_Reading):
             state = HostState(experiment, method)
         self.weights, self.optimizer, self._plan = state.weights, state.optimizer, state.plan
         self.batch_hash = batch_hash(batch)
-        self.moments = _moments(self.optimizer, gradients)
+        self.moments = _moments(self.optimizer, gradients or self.weights)
         self.activations = square_sums(activations)  # which waits for the backward pass, not for the update
         self.gradients = square_sums(gradients)
 
@@ -147,7 +147,7 @@ class DeviceReading(_Reading):
         self._paths = list(activations), list(gradients)
         self._state = cuda.launch(self._plan.arrays, digests=True)
         self._other = cuda.launch([*activations.values(), *gradients.values()], digests=False)
-        self.moments = _moments(self.optimizer, gradients)
+        self.moments = _moments(self.optimizer, gradients or self.weights)
 
     @property
     def batch_hash(self) -> str:

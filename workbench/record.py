@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,8 +26,9 @@ from . import script
 from .bits import json_float
 from .blackbox import LIMIT
 from .errors import ExperimentError, RunError
-from .experiment import Experiment, LossFunction, Sampler, StepOptions, as_batch, set_random_key
+from .experiment import Experiment, LossFunction, Sampler, StepOptions, set_random_key
 from .interrupts import Deferral, Interrupted
+from .lines.line import Edits
 from .manifest import DataFile, Manifest
 from .objections import other_dtypes
 from .ranks.crew import crew_here
@@ -44,6 +47,7 @@ from .recording.resumed_run import ResumedRun
 from .recording.retreat import Retreat
 from .recording.returned_loss import ReturnedLoss
 from .recording.segments import Segments
+from .recording.shown_only import shown_only
 from .recording.standing import Standing
 from .recording.step_log import StepLog
 from .recording.unkept import Unkept
@@ -52,7 +56,7 @@ from .recovery import Recovery
 from .snapshot import State
 from .spikes import Reading, SpikeSettings
 from .stored_batches import BUDGET
-from .telemetry import Edits
+from .token_loss import not_of_rows
 
 if TYPE_CHECKING:
     from .forks import ForkPoint
@@ -156,7 +160,8 @@ class Recorder:
         # A sampler without a cursor becomes one with it.
         self.experiment = Experiment(model, optimizer, loss_fn, sampler, options, step_fn, extra or {})  # type: ignore[arg-type]
         dropped = Dropped(self.experiment)  # before anything else refers to what is handed over
-        script.offer(self.experiment)
+        if script.offer(self):
+            return
         draws = Draws(self.experiment, self.path, batch_budget, check=self_check)
         recovery = Recovery.of(auto_rollback)
         if recovery.mode == "on" and draws.stored:
@@ -192,10 +197,12 @@ class Recorder:
         self._stepper = self._beginning.stepper
         self._unkept = Unkept(self.experiment, names, here.remarks)
         self._log = StepLog(here, self._judge, self._unkept)
-        self._asked = False  # whether the loop has asked for the step that it goes on from
+        self._asked = False  # whether the loop may go by the step that it goes on from
         self._ended = False
+        self._within = False  # a `with`, whose end saves the last whole step
 
     def __enter__(self) -> Recorder:
+        self._within = True
         return self
 
     def close(self) -> None:
@@ -205,7 +212,7 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended = True
+        self._ended, self._within = True, False
         again = kind is not None and issubclass(kind, KeyboardInterrupt)  # one more is not to wait
         with contextlib.nullcontext() if again else Deferral():
             if self._out.logbook is None:
@@ -233,7 +240,8 @@ class Recorder:
 
     @property
     def step_number(self) -> int:
-        self._asked = True
+        if not self._asked and self._beginning.may_repeat:
+            self._asked = not shown_only(sys._getframe(1))
         return self._standing.at.step
 
     @property
@@ -263,7 +271,7 @@ class Recorder:
     def batches(self, steps: int | None = None) -> Iterator[Any]:
         """The sampler's batches, until step `steps` has been performed (None: until the sampler ends)."""
         here = self._standing
-        while steps is None or self.step_number < steps:
+        while steps is None or here.at.step < steps:
             if self._out.logbook is None and here.at.rng is not None:
                 set_random_key(here.at.rng)  # as in `Beginning.start`: the sampler may draw from it
             try:
@@ -278,6 +286,9 @@ class Recorder:
     def step(self, batch: Any, *others: Any) -> float:
         """Performs one step on `batch`, logs it, and saves a checkpoint when one is due. Returns the loss.
 
+        Within a `with` of the recorder the first Ctrl-C waits for the step's end, so that the way out saves a whole
+        one; the second does not wait.
+
         Raises:
             ExperimentError: the step can't be replayed, or the batch is none.
             RunError: the recording has ended.
@@ -288,8 +299,8 @@ class Recorder:
                 f"step got {len(others) + 1} arguments; expected one batch, as a tuple of its parts: step(({names}))"
             )
         here, out, draws = self._standing, self._out, self._standing.draws
-        with self._beginning.told_of():
-            arrays = as_batch(batch)
+        with self._to_its_end(), self._beginning.told_of():
+            arrays = draws.batch(batch)
             if self._ended:
                 raise RunError(f"the recording of {self.path} has ended; go on with a new Recorder and resume=True")
             if (logged := self._beginning.take(arrays, asked=self._asked)) is not None:
@@ -300,26 +311,34 @@ class Recorder:
             edits, number = self._look_between(start), here.at.step + 1
             here.drawing = True
             if (other := draws.instead(number)) is not None:
-                arrays, edits = other, msgspec.structs.replace(edits, skip=1)
+                batch = arrays = other
+                edits = msgspec.structs.replace(edits, skip=1)
             cursor = draws.use(arrays, number, here.at.cursor, first=start is not None)
             if (said := draws.repeated(number, here.at.cursor, cursor)) is not None:
+                here.remarks.add(said, here.at.step)
+                warn(said)
+            if (said := draws.altered(number, batch, arrays)) is not None:
                 here.remarks.add(said, here.at.step)
                 warn(said)
             draws.drawn = None
             before = None if edits == Edits() else edits
             if start is not None:
                 self._unkept.begin(here.at.step)
+                if here.terms.of_users:
+                    out.values = self._unkept.start_values()
             first, second = self._first_steps.of_next(self._stepper, start, before, cursor)
             here.whole, here.drawing = False, False
             here.by_hand.forget()
             with self._beginning.put_back_if_cut_off(start if second is None else second[1]):
-                result = self._stepper(arrays)
+                arrays, result = self._first_steps.perform(self._stepper, arrays, batch, cursor)
                 if (said := self._relaid.notice(self._stepper.relaid)) is not None:
                     log.warning(said)
                 if first is not None:
                     first.first(arrays, result, cursor, out.method)
                 elif start is not None and (said := other_dtypes(start, self.experiment)):
                     warn(f"step {number} can't be replayed, nor any after it: {said}")
+                if start is not None and here.leads and (said := not_of_rows(result.token_loss, arrays)):
+                    warn(said)
                 if second is not None:
                     check, left = second
                     check.second(left, arrays, result, cursor, out.method)
@@ -334,7 +353,11 @@ class Recorder:
                 if not self._retreat.take():
                     self._keeper.settle(due, seen)
                     self._keeper.tell()
-                return ReturnedLoss(result.loss)
+                return ReturnedLoss(result.loss, *self.experiment.loss_form)
+
+    def _to_its_end(self) -> AbstractContextManager[None]:
+        """A step that a Ctrl-C does not cut off, if there is somebody to save what it leaves."""
+        return Deferral(told=True) if self._within else contextlib.nullcontext()
 
     def _look_between(self, start: State | None) -> Edits:
         """Between two steps: what the loop has done since the last one that a replay has to do, too.

@@ -87,13 +87,18 @@ class Stability:
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
 
-    def judge(self, loss: float, grad_norm: float) -> str | None:
+    def judge(self, loss: float, grad_norm: float | None) -> str | None:
         """Takes the next step; why it is unstable, as a fragment of a sentence, or None.
+
+        Args:
+            grad_norm: None: there is none, and the loss alone is judged.
 
         A finite gradient norm counts for the steps that follow, whatever it is: the median bears it.
         """
         if self.settings.mode == "off":
             return None
+        if grad_norm is None:
+            return None if math.isfinite(loss) else f"loss is {loss}"
         reason = self._reason(loss, grad_norm)
         if math.isfinite(grad_norm):
             if len(self._recent) == self.settings.window:

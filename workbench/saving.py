@@ -81,11 +81,13 @@ class Saver:
                     self._thread = None
                     return
                 save = self._unfinished[0]
+            failed: list[tuple[Any, Exception]] = []
             try:
                 save.perform()
             except Exception as error:  # of any kind: it is told where the loop can hear it
-                self._failed.append((save.key, error))
+                failed.append((save.key, error))
             del save  # and with it the state that it holds
             with self._changed:
+                self._failed += failed
                 self._unfinished.popleft()
                 self._changed.notify_all()

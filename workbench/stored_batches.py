@@ -18,19 +18,24 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 
+from . import numpy_parts
 from .errors import CheckpointError, DataError, ExperimentError, ReplayError
-from .experiment import Batch, Experiment, Sampler, as_batch, batch_hash
-from .files import canonical_json, sync_file, sync_folder, temporary_beside
+from .experiment import Batch, Experiment, as_batch, batch_hash
+from .files import canonical_json, sync_file, sync_folder, temporary_beside, write_atomic
 from .lines.line import LIMIT
-from .numbered_batch import Number, NumberedBatch, numbers_of, read, spelled
+from .numbered_batch import Number, NumberedBatch, numbers_of, numpy_of, read, spelled
+from .numpy_parts import NumpyPart, beside, raw_bytes
 from .plain_batches import PlainBatches
+from .recorded.layout import BATCHES
 from .run import Run
+from .sampler_forms import OfNumpy, WithoutNumbers
 from .tensor_file import arrays_of
 from .tensor_places import ends_at
 from .untrusted import decode, read_file
 
-FOLDER = "batches"
 _NUMBERS = "numbers"  # key of a file's metadata: the numbers among the arrays, as `numbered_batch` spells them
+_NUMPY = "numpy"  # likewise: what its arrays of numpy were, as `numpy_parts` spells it
+_FLOAT64 = "float64"  # likewise: the places of arrays of that dtype, of which the file has the bits
 _HEADER = 128  # bytes of a safetensors header, and as many for each array, at most
 _AHEAD = 100  # batches that are looked at for one that the loop trained on later than it was drawn
 BUDGET = 4 << 30  # bytes a run: a day of small batches, and no full disk by surprise
@@ -45,9 +50,10 @@ class BatchStore:
     """
 
     def __init__(self, folder: Path, budget: int = BUDGET) -> None:
-        self.folder, self.budget = folder / FOLDER, budget
+        self.folder, self.budget = folder / BATCHES, budget
         self.bytes = sum(map(_size, self.folder.glob("*.safetensors")))
         self._unsynced: list[Path] = []
+        self._doubtful: set[Path] = set()  # of these, that could not be made durable: see `lines.writer`
         self._warned = False
 
     def refuse_beyond(self, batch: Batch, hashed: Callable[[Batch], str] = batch_hash) -> None:
@@ -57,6 +63,7 @@ class BatchStore:
             ExperimentError: it would exceed the budget.
         """
         size = sum(array.nbytes + _HEADER for array in batch) + _HEADER
+        size += sum(values.nbytes + 2 * _HEADER for values in raw_bytes(numpy_of(batch)).values())
         if self.bytes + size > self.budget and not self._path(hashed(batch)).exists():
             raise ExperimentError(
                 f"the batches stored in {self.folder} take {self.bytes} bytes, and one more of {size} exceeds the "
@@ -76,33 +83,59 @@ class BatchStore:
         """Stores a batch under its hash, unless it is there.
 
         Raises:
+            ExperimentError: one of the same content is, with arrays of MLX where this one has numpy's, or the reverse.
             OSError: it can't be written.
         """
         path = self._path(name)
         if path.exists():
+            self._refuse_other_form(path, batch)
             return
         self.folder.mkdir(exist_ok=True)
         temporary = temporary_beside(path)
         try:
-            arrays = {str(number): array for number, array in enumerate(batch)}
-            numbers = numbers_of(batch)
-            metadata = {_NUMBERS: canonical_json(spelled(numbers)).decode()} if numbers else None
-            mx.save_safetensors(str(temporary), arrays, metadata)
+            arrays = {
+                str(number): array.view(mx.uint64) if array.dtype == mx.float64 else array
+                for number, array in enumerate(batch)
+            }
+            numpy = numpy_of(batch)
+            arrays |= {beside(place): mx.array(values) for place, values in raw_bytes(numpy).items()}
+            mx.save_safetensors(str(temporary), arrays, _metadata(batch))
             temporary.replace(path)
         except RuntimeError as error:
-            raise OSError(f"{path} can't be written: {error}") from error
+            reason = str(error).rstrip(".")
+            raise OSError(f"{self.folder.name}/{path.name[:12]}… can't be written: {reason}") from error
         finally:
             temporary.unlink(missing_ok=True)
         self.bytes += path.stat().st_size
         self._unsynced.append(path)
 
+    def _refuse_other_form(self, path: Path, batch: Batch) -> None:
+        try:
+            there = _text(_whole(path)).get(_NUMPY)
+        except (OSError, ValueError):
+            return  # a replay says so
+        if there != (_metadata(batch) or {}).get(_NUMPY):
+            raise ExperimentError(
+                "an earlier batch of the same content is stored, whose arrays were of numpy where this one's are of "
+                "MLX, or the reverse, or lay in memory otherwise, and a replay gets those; hand over mx.array(x) in "
+                "each step, or x itself in each"
+            )
+
     def sync(self) -> None:
         """Before a checkpoint: what was stored outlives a power failure."""
         for path in self._unsynced:
-            sync_file(path)
+            try:
+                if path in self._doubtful:
+                    write_atomic(path, path.read_bytes())  # whether these are right, the hash that is its name says
+                else:
+                    sync_file(path)
+            except OSError:  # the system may have dropped what it holds, and say of a second attempt that all is well
+                self._doubtful.add(path)
+                raise
         if self._unsynced:
             sync_folder(self.folder)
         self._unsynced.clear()
+        self._doubtful.clear()
 
     def get(self, name: str) -> Batch:
         """The batch with this hash, verified by it.
@@ -116,9 +149,12 @@ class BatchStore:
         try:
             content = _whole(path)
             found = arrays_of(content)
-            batch: Batch = tuple(found[str(number)] for number in range(len(found)))
-            if numbers := _numbers(content):
-                batch = NumberedBatch(batch, numbers)
+            for place in map(str, decode(_text(content).get(_FLOAT64, "[]").encode(), list[int])):
+                found[place] = found[place].view(mx.float64)
+            numbers, numpy = _numbers(content), _numpy(content, found)
+            batch: Batch = tuple(found[str(number)] for number in range(len(found) - len(raw_bytes(numpy))))
+            if numbers or numpy:
+                batch = NumberedBatch(batch, numbers, numpy)
         except (OSError, ValueError, KeyError) as error:
             raise DataError(
                 f"the stored batch {path} can't be read ({error}); put it back: nothing else has it"
@@ -152,12 +188,33 @@ def _whole(path: Path) -> bytes:
     return content
 
 
-def _numbers(content: bytes) -> dict[int, Number]:
-    """The numbers of a batch, from the metadata of its file, whose header is sound."""
+def _metadata(batch: Batch) -> dict[str, str] | None:
+    numbers, numpy = numbers_of(batch), numpy_of(batch)
+    found = {_NUMBERS: canonical_json(spelled(numbers)).decode()} if numbers else {}
+    if numpy:
+        found[_NUMPY] = canonical_json(numpy_parts.spelled(numpy)).decode()
+    if places := [place for place, array in enumerate(batch) if array.dtype == mx.float64]:
+        found[_FLOAT64] = canonical_json(places).decode()
+    return found or None
+
+
+def _text(content: bytes) -> dict[str, str]:
+    """The metadata of a batch's file, whose header is sound."""
     header = content[8 : 8 + int.from_bytes(content[:8], "little")]
     raw = bytes(decode(header, dict[str, msgspec.Raw]).get("__metadata__", b"null"))
-    text = None if raw == b"null" else decode(raw, dict[str, str]).get(_NUMBERS)  # MLX writes null where there is none
+    return {} if raw == b"null" else decode(raw, dict[str, str])  # MLX writes null where there is none
+
+
+def _numbers(content: bytes) -> dict[int, Number]:
+    text = _text(content).get(_NUMBERS)
     return {} if text is None else read(decode(text.encode(), dict[str, tuple[str, str]]))
+
+
+def _numpy(content: bytes, arrays: dict[str, mx.array]) -> dict[int, NumpyPart]:
+    text = _text(content).get(_NUMPY)
+    if text is None:
+        return {}
+    return numpy_parts.read(decode(text.encode(), dict[str, numpy_parts.Form]), arrays)
 
 
 class StoredBatches:
@@ -201,25 +258,6 @@ class StoredBatches:
         self._step = step
 
 
-class WithoutNumbers:
-    """A sampler whose batches are of arrays alone, as they were in runs recorded before numbers were kept."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        return tuple(as_batch(next(self._sampler)))
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._sampler.state_dict()
-
-    def load_state_dict(self, cursor: dict[str, Any]) -> None:
-        self._sampler.load_state_dict(cursor)
-
-
 def with_stored_batches(run: Run, experiment: Experiment, segment: int) -> Experiment:
     """The experiment, drawing the run's stored batches if the run has them; otherwise as it is."""
     if not run.manifest.stored_batches:
@@ -228,6 +266,8 @@ def with_stored_batches(run: Run, experiment: Experiment, segment: int) -> Exper
                 f"{run.name} was recorded with a sampler that has a cursor, and the experiment has none; pass that "
                 "sampler"
             )
+        if run.manifest.numpy:
+            return replace(experiment, sampler=OfNumpy(experiment.sampler))
         if run.manifest.numbers or run.manifest.rebuild.get("kind") not in ("factory", "none"):
             return experiment
         return replace(experiment, sampler=WithoutNumbers(experiment.sampler))
@@ -241,11 +281,11 @@ def verifier(run: Run, segment: int) -> Callable[[int, Any, Iterator[Any]], None
     def verify(step: int, batch: Any, following: Iterator[Any]) -> None:
         line = run.line(step, segment)
         recorded = None if line is None else line.batch_hash
-        if not isinstance(recorded, str) or batch_hash(as_batch(batch)) == recorded:
+        if not isinstance(recorded, str) or batch_hash(as_batch(batch, numpy=run.manifest.numpy)) == recorded:
             return
         what = f"the iterator's batch {step} is not the one that step {step} of {run.path} used"
         for left_out, other in enumerate(islice(following, _AHEAD), 1):
-            if batch_hash(as_batch(other)) == recorded:
+            if batch_hash(as_batch(other, numpy=run.manifest.numpy)) == recorded:
                 which = f"batch {step}" if left_out == 1 else f"batches {step} to {step + left_out - 1}"
                 raise ExperimentError(
                     f"{what}; its batch {step + left_out} is. The loop drew {which} and did not train on it, which no "

@@ -1,12 +1,12 @@
-"""The run's JSONL stream: one line a step, appended while training, read as evidence and never rewritten.
+"""The run's JSONL stream: one line a step, read as evidence and never rewritten.
 
-Knows files of lines (what a line is, `lines.line` says); nothing of checkpoints, replay or MLX.
+Knows files of lines (what a line is, `lines.line` says, and how one is appended, `lines.writer`); nothing of
+checkpoints, replay or MLX.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -17,16 +17,8 @@ from msgspec import UNSET
 
 from .errors import TelemetryError
 from .lines import column_cache
-from .lines.line import ARRAYS as ARRAYS
-from .lines.line import LANES as LANES
 from .lines.line import LIMIT, SCALARS, Line
-from .lines.line import Edits as Edits
-from .lines.line import Restart as Restart
-from .lines.line import array_fields as array_fields
-from .lines.line import rate_bits as rate_bits
-from .lines.line import scalar_fields as scalar_fields
 from .lines.scan import Scan
-from .lines.seal import Chain
 from .lines.strict import StrictReader, decode
 from .lines.table import MISSING, NON_FINITE, NUMBER
 from .untrusted import LINE, open_regular
@@ -279,140 +271,3 @@ def _open(path: Path) -> BinaryIO:
 
 def _unreadable(path: Path, error: OSError) -> TelemetryError:
     return TelemetryError(f"{path} can't be read ({error.strerror}); expected the run's telemetry.jsonl")
-
-
-class Writer:
-    """Appends lines, each with its seal (see `lines.seal`). Each line is one `write` call, so a reader never sees half
-    of one unless the machine fails.
-
-    Attributes:
-        torn_bytes: length of what a crash left of a last line; 0 if nothing.
-        descriptor: of the open file.
-        logged: segment and step of the last step line that was added; None: none.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.torn_bytes, ended = _torn_tail(path)
-        self._chain = _chain_of(path)
-        self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        # The unfinished line stays as it is, and the first of ours ends it: in one write, or a crash between two
-        # would leave it without the line that declares it.
-        self._waiting = b"" if ended else b"\n"
-        self.logged: tuple[int, int] | None = None
-        self._size, self._writing = os.fstat(self.descriptor).st_size, False
-        if not ended:
-            self._chain.end_line()
-
-    @property
-    def seal(self) -> str | None:
-        """The seal of the last line; None: it has none."""
-        return None if self._chain.last is None else self._chain.last.decode()
-
-    @property
-    def waiting(self) -> int:
-        """Bytes of lines that could not be written yet."""
-        return len(self._waiting)
-
-    def append(self, line: Line) -> None:
-        """Writes one line, and those that are waiting before it.
-
-        Raises:
-            OSError: the disk is full or the file is gone. What was not written waits.
-        """
-        self.add(line)
-        self.flush()
-
-    def add(self, line: Line) -> None:
-        """Has a line wait for `flush`."""
-        raw, seal = self._chain.next(msgspec.json.encode(line))
-        chain, waiting = Chain.after(seal), self._waiting + raw + b"\n"
-        logged = (line.segment, line.step) if line.type == "step" else self.logged
-        # No call between these, where an interrupt could part them.
-        self._chain, self._waiting, self.logged = chain, waiting, logged  # type: ignore[assignment]
-
-    def flush(self) -> None:
-        """Writes what waits; half a line that was written before is completed.
-
-        Raises:
-            OSError: as `append`.
-        """
-        if self._writing and stat.S_ISREG((found := os.fstat(self.descriptor)).st_mode):
-            # An interrupt came between a write and its count.
-            self._count(min(max(found.st_size - self._size, 0), len(self._waiting)))
-        while len(self._waiting) > 1:  # a lone end of line is no line
-            self._writing = True
-            try:
-                written = os.write(self.descriptor, self._waiting)
-            except OSError:
-                self._writing = False
-                raise
-            self._count(written)
-
-    def _count(self, written: int) -> None:
-        self._waiting, self._size, self._writing = self._waiting[written:], self._size + written, False
-
-    def sync(self) -> None:
-        """Makes everything written so far durable."""
-        os.fsync(self.descriptor)
-
-    def close(self) -> None:
-        os.close(self.descriptor)
-
-
-def _torn_tail(path: Path) -> tuple[int, bool]:
-    """Length in bytes of what crashes left of the last lines, and whether the file ends with the end of a line.
-
-    Several in a row, if the process that went on was killed while it wrote its first line.
-    """
-    if not path.exists():
-        return 0, True
-    with open(path, "rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        torn, ended = 0, True
-        while end:
-            start, line = _last_line(file, end)
-            if line.endswith(b"\n") and _is_line(line):
-                break
-            if not torn:
-                ended = line.endswith(b"\n")
-            torn, end = torn + len(line), start
-    return torn - (1 if torn and ended else 0), ended
-
-
-def _chain_of(path: Path) -> Chain:
-    """The chain of seals up to the end of a file; a new one where its last whole line has none."""
-    chain, after = Chain(), list[bytes]()
-    if not path.exists():
-        return chain
-    with open(path, "rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            end, line = _last_line(file, end)
-            if chain.follow(line) is not None:
-                for raw in reversed(after):
-                    chain.skip(raw)
-                return chain
-            if line.strip() and _is_line(line):
-                break
-            after.append(line)
-    return Chain()
-
-
-def _last_line(file: BinaryIO, end: int) -> tuple[int, bytes]:
-    """Where the last line before `end` begins, and the line."""
-    start, tail = end, b""
-    while start and b"\n" not in tail[:-1]:
-        step = min(start, 65536)
-        start -= step
-        file.seek(start)
-        tail = file.read(step) + tail
-    line = tail[tail.rfind(b"\n", 0, len(tail) - 1) + 1 :]
-    return end - len(line), line
-
-
-def _is_line(line: bytes) -> bool:
-    try:
-        decode(line)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return not line.strip()
-    return True

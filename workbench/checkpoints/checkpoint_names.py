@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+
+from ..errors import CheckpointError
 
 _STEM = re.compile(r"([0-9]{8,19})(?:\.s([0-9]{1,19}))?")
 
@@ -21,7 +24,19 @@ def key_of(name: str) -> tuple[int, int] | None:
 
 
 def committed(folder: Path) -> list[tuple[int, int]]:
-    """(step, segment) of every checkpoint that has a commit record in a folder, by step; none if it is not there."""
-    if not folder.is_dir():
+    """(step, segment) of every checkpoint that has a commit record in a folder, by step; none if it is not there.
+
+    Raises:
+        CheckpointError: it is there, and can't be read: `Path.glob` would find nothing in it, without a word.
+    """
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(key for path in folder.glob("*.json") if (key := key_of(path.stem)) is not None)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} can't be read ({error.strerror}), so which checkpoints it holds is not known; expected a folder "
+            "that this user can read"
+        ) from error
+    records = (name.removesuffix(".json") for name in names if name.endswith(".json"))
+    return sorted(key for name in records if (key := key_of(name)) is not None)

@@ -65,7 +65,7 @@ def write(
         lasts: whether the checkpoint of a step and segment is there to stay; only disk space depends on it.
 
     Raises:
-        OSError: the disk is full or read-only, or the folder has gone; no file that was committed before is touched.
+        OSError: the disk is full or read-only, or the folder has gone; no other checkpoint is touched.
         ExperimentError: the optimizer keeps an array that safetensors can't hold.
     """
     if not folder.is_dir():

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from ..enumeration import some
 from ..untrusted import open_regular
 
 LOOKED_AT = 1 << 26  # bytes behind the named line: enough for a verdict, and some seconds at most
@@ -35,6 +36,5 @@ def further_damage(path: Path, number: int, readable: Callable[[bytes], bool]) -
         return ""
     if not damaged:
         return ""
-    named = ", ".join(map(str, damaged[:5])) + (f" and {len(damaged) - 5} more" if len(damaged) > 5 else "")
-    lines = f"line {named} can't" if len(damaged) == 1 else f"{len(damaged)} lines behind it ({named}) can't"
-    return f" Beside it {lines} be read either: two processes may have written to this file at once."
+    lines = f"line {damaged[0]}" if len(damaged) == 1 else f"{len(damaged)} lines behind it ({some(damaged)})"
+    return f" Beside it {lines} can't be read either: two processes may have written to this file at once."

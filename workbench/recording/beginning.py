@@ -40,11 +40,13 @@ class Beginning(ABC):
         validated: validation losses that came before the first step.
         new: the run is.
         passing: whether a loop that begins its batches again has been handing over the run's, and nothing since.
+        may_repeat: whether the next batch may be of such a loop.
     """
 
     stepper: Stepper
     new = False
     passing = False
+    may_repeat = False
 
     def __init__(self, standing: Standing, copy_to: Path | None) -> None:
         self._standing, self._copy_to = standing, copy_to

@@ -100,7 +100,7 @@ class ByHand:
             beside = then is left[1]
             if then.keys() != now.keys():
                 path = min(then.keys() ^ now.keys(), key=lambda path: (_free(path), path))
-                yield Change(f"{_named(path, beside)} (which is {'new' if path in now else 'gone'})", _free(path))
+                yield Change(f"{named(path, beside)} (which is {'new' if path in now else 'gone'})", _free(path))
                 continue
             forms = [path for path in then if _form(then[path]) != _form(now[path])]
             left_out = {path for path in rates if beside and path in now and logged(now[path])}
@@ -108,7 +108,7 @@ class ByHand:
                 if path not in left_out:
                     form = f"from {_form(then[path])} to {_form(now[path])}"
                     fits = _free(path) if beside else _fits(experiment, path, then[path], now[path])
-                    yield Change(f"{_named(path, beside)} ({form})", fits)
+                    yield Change(f"{named(path, beside)} ({form})", fits)
             before, after = identities(then.values()), identities(now[path] for path in then)
             suspects = [
                 path
@@ -118,7 +118,7 @@ class ByHand:
                 and path not in forms
             ]
             if (first := next(_unequal(then, now, suspects), None)) is not None:
-                yield Change(_named(first, beside))
+                yield Change(named(first, beside))
 
     def _untouched(self, experiment: Experiment) -> bool:
         """Whether every place holds the object that it held, and each of these the same array: then all is as it was.
@@ -240,7 +240,7 @@ def _unequal(then: Arrays, now: Arrays, paths: Sequence[str]) -> Iterator[str]:
                 yield path
 
 
-def _named(path: str, beside: bool) -> str:
+def named(path: str, beside: bool) -> str:
     """
     Args:
         beside: it is no weight.

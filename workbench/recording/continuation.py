@@ -14,10 +14,11 @@ from msgspec import UNSET
 
 from .. import norms, snapshot
 from ..bits import bits_float
-from ..environment import differences, numeric_environment
+from ..environment import numeric_environment
 from ..errors import CheckpointError, ExperimentError
 from ..experiment import Experiment
 from ..hyperparameters import describe_optimizer, other_optimizer, other_options, other_parts
+from ..lines.line import SCALARS
 from ..manifest import Manifest, Segment
 from ..observe import measure_alongside
 from ..plain_batches import PlainBatches
@@ -28,7 +29,7 @@ from ..snapshot import State
 from ..sources import beside_the_step, changed, code_of
 from ..step import Stepper
 from ..stored_batches import verifier
-from ..telemetry import SCALARS
+from ..surroundings import differences, other_hashes
 from .saved_state import saved_state
 
 
@@ -81,7 +82,7 @@ def take_up(run: Run, start: Origin, experiment: Experiment) -> tuple[Stepper, S
     except CheckpointError as error:
         earlier = [step for step, _ in run.checkpoints if step < start.step]
         way = f"resume={earlier[-1]} (--resume {earlier[-1]})" if earlier else "begin a new run"
-        raise CheckpointError(f"{str(error).rstrip('.')}. Go on from an earlier checkpoint: {way}") from error
+        raise CheckpointError(f"{str(error).rstrip('.')}. Go on from an earlier checkpoint: {way}") from None
     snapshot.restore(experiment, state)
     return stepper, state
 
@@ -138,7 +139,8 @@ def continuation(run: Run, start: Origin, experiment: Experiment, began: float) 
     last = known[-1]
     environment, code = numeric_environment(), code_of(experiment, run.manifest.rebuild)
     newest = max(run.telemetry.last_step(last.segment), last.start)
-    moved = bool(differences(last.environment, environment) or changed([last.code], code))
+    elsewhere = differences(last.environment, environment) or other_hashes(last.environment, environment)
+    moved = bool(elsewhere or changed([last.code], code))
     # Where nothing was performed yet in the last segment, what it is to start with holds: a rollback's rates, say.
     base = last if start.step == newest else known[start.segment]
     manifest, segment = run.manifest, last.segment

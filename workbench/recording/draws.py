@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ExperimentError
-from ..experiment import Batch, Experiment, as_batch, random_key, read_cursor
+from ..experiment import Batch, Experiment, as_batch, batch_hash, random_key, read_cursor
+from ..numbered_batch import without_numpy
 from ..outside_state import of_sampler
 from ..plain_batches import PlainBatches
 from ..redrawing import Generators, check_cursor
@@ -24,6 +25,7 @@ class Drawn(NamedTuple):
     cursor: dict[str, Any]
     key: tuple[int, int]
     key_after: tuple[int, int]  # another one if the sampler draws random numbers
+    batch: Any  # as the sampler gave it
 
 
 class Draws:
@@ -42,7 +44,9 @@ class Draws:
     def __init__(self, experiment: Experiment, path: Path, budget: int, *, check: bool) -> None:
         self._experiment, self._path, self._check = experiment, path, check
         self._store = BatchStore(path, budget) if isinstance(experiment.sampler, PlainBatches) else None
+        self._lacking: list[int] = []  # steps whose batch was not stored, since one was
         self._first: dict[str, Any] | None = None  # the cursor before the first batch
+        self._as_drawn: bool | None = None  # the loop hands over the very objects it was given; None: unknown
         self._moves, self._told = False, False  # a batch moves the cursor; the user was told that one did not
         self.drawn: Drawn | None = None
         self.left_out: set[int] = set()
@@ -65,8 +69,18 @@ class Draws:
         """
         cursor, key = read_cursor(self._experiment.sampler), random_key()
         batch = next(self._experiment.sampler)
-        self.drawn = Drawn(cursor, key, random_key())
+        self.drawn = Drawn(cursor, key, random_key(), batch)
         return batch
+
+    def batch(self, given: Any) -> Batch:
+        """What a loop or sampler gives, in the form in which the step is to get it.
+
+        Raises:
+            ExperimentError: it is no batch.
+        """
+        if self._experiment.numpy is False:
+            return without_numpy(as_batch(given))
+        return as_batch(given, numpy=True)
 
     def instead(self, number: int) -> Batch | None:
         """If the batch of a step is to be left out: draws the one after it, to be used in its place.
@@ -81,8 +95,8 @@ class Draws:
         other = next(self._experiment.sampler, None)
         if other is None:
             return None
-        batch = as_batch(other)
-        self.drawn = Drawn(cursor, key, random_key())
+        batch = self.batch(other)
+        self.drawn = Drawn(cursor, key, random_key(), batch)
         return batch
 
     def place(self, left: dict[str, Any]) -> dict[str, Any]:
@@ -161,14 +175,46 @@ class Draws:
             "recorder then stores the batches that it is given"
         )
 
+    def altered(self, number: int, given: Any, batch: Batch) -> str | None:
+        """A sentence, if step `number` is about to use another batch than the sampler gave, though the loop used to
+        hand over the sampler's own. (Of one that converts each, the first two are compared.)
+
+        Args:
+            given: what the loop hands over.
+            batch: that, as the step gets it.
+        """
+        if self.drawn is None or self.stored:
+            return None
+        mine, its = (list(one) if isinstance(one, (tuple, list)) else [one] for one in (self.drawn.batch, given))
+        same = len(mine) == len(its) and all(one is other for one, other in zip(mine, its, strict=True))
+        if self._as_drawn is None:
+            self._as_drawn = same
+        if same or not self._as_drawn or batch_hash(self.batch(self.drawn.batch)) == batch_hash(batch):
+            return None
+        return (
+            f"step {number} can't be replayed: it was given another batch than the sampler gave for it, which is what "
+            "a replay draws. Do in the sampler, or in the step, what the loop does to a batch; or leave the sampler "
+            "out: the recorder then stores the batches that it is given"
+        )
+
     def store(self, name: str, batch: Batch, step: int) -> str | None:
-        """Stores the batch of a step under its hash, if batches are stored. Returns a sentence if it can't be."""
+        """Stores the batch of a step under its hash, if batches are stored. Returns a sentence if it is the first that
+        can't be, or the first that could be after several."""
+        if self._store is None:
+            return None
         try:
-            if self._store is not None:
-                self._store.put(name, batch)
+            self._store.put(name, batch)
+        except ExperimentError as error:
+            return f"step {step} can't be replayed: {error}"
         except OSError as error:
-            return failed_writes.of_batch(step, error)
-        return None
+            self._lacking.append(step)
+            return failed_writes.of_batch(step, error) if len(self._lacking) == 1 else None
+        return self.lacking()
+
+    def lacking(self) -> str | None:
+        """A sentence on batches that were not stored, where no more than the first of several was told."""
+        steps, self._lacking = self._lacking, []
+        return failed_writes.of_batches(steps[0], steps[-1], len(steps)) if len(steps) > 1 else None
 
     def sync(self, step: int) -> str | None:
         """Makes what was stored durable, before the checkpoint of a step. Returns a sentence if that fails."""

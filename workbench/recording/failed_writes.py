@@ -24,13 +24,38 @@ def of_checkpoint_without_batches(step: int, path: Path, error: OSError) -> str:
 
 
 def of_batch(step: int, error: OSError) -> str:
-    return f"the batch of step {step} was not stored, so that step can't be replayed: {error}. Training goes on."
+    return (
+        f"the batch of step {step} was not stored, so that step can't be replayed: {error}. Training goes on; further "
+        "ones are counted, and told when one can be stored again"
+    )
+
+
+def of_batches(first: int, last: int, count: int) -> str:
+    """Once some could be stored again, or at the end."""
+    return (
+        f"{count} batches of steps {first} to {last} were not stored, so that these can't be replayed, nor any step "
+        "between them and the checkpoint after them"
+    )
+
+
+def of_resume(step: int, path: Path, error: OSError) -> str:
+    return (
+        f"nothing can be written to {path} ({error.strerror or error}), so that step {step} is not recorded, and the "
+        "run is as it was: make room there, and start again"
+    )
 
 
 def of_cut_off_step(step: int, path: Path) -> str:
     return (
         f"checkpoint {step} was not saved to {path}: its step was interrupted before, and the state was changed since. "
         "Training goes on; the next one is tried when it is due."
+    )
+
+
+def of_start(step: int, segment: int, path: Path) -> str:
+    return (
+        f"the state that segment {segment} starts from, after step {step}, is in no checkpoint of {path}: from step "
+        f"{step + 1} to the next checkpoint no step can be replayed, and a replay will say so"
     )
 
 

@@ -58,8 +58,12 @@ class Judge:
         self._told = 0 if tells else TOLD
         self.last = Judgement(None, None)
 
-    def judge(self, step: int, loss: float, grad_norm: float) -> Judgement:
-        """Takes the next step, and tells of it if it is the first of a stretch of unstable ones."""
+    def judge(self, step: int, loss: float, grad_norm: float | None) -> Judgement:
+        """Takes the next step, and tells of it if it is the first of a stretch of unstable ones.
+
+        Args:
+            grad_norm: None: of a step whose update was left out, and with it its gradients.
+        """
         reading = None if self._detector is None else self._detector.update(step, loss, grad_norm)
         judged = Judgement(reading, self._stability.judge(loss, grad_norm))
         if judged.unstable is not None and self.last.unstable is None:

@@ -67,7 +67,8 @@ class Keeper:
         """Saves the state before the step just logged, if that is a spike. Training goes on if it can't be saved."""
         rule = judged.unstable if judged.reading is None else judged.reading.rule or judged.unstable
         needed = judged.unstable is not None and self._standing.terms.recovery.mode == "on"
-        self._out.saves.before_spike(self._out.manifest, float(seen.loss), float(seen.grad_norm), rule, needed=needed)
+        norm = float(seen.grad_norm) if seen.has_gradients else 0.0  # where there is none, none is not finite
+        self._out.saves.before_spike(self._out.manifest, float(seen.loss), norm, rule, needed=needed)
 
     def save(self, state: State, lanes: dict[str, str]) -> bool:
         """Has a state saved as the checkpoint of the last step, and waits until it is durable. Returns whether it is.
@@ -99,6 +100,8 @@ class Keeper:
     def end(self) -> None:
         """Saves the last state, unless it is saved or half of a step that was cut off."""
         here, saves = self._standing, self._out.saves
+        if (said := here.draws.lacking()) is not None:
+            warn(said)
         saves.checkpointer.wait()
         self.tell()
         if here.whole and saves.last != (here.at.step, here.segment):

@@ -9,15 +9,17 @@ import contextlib
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..environment import PROCESS
 from ..files import sync_folder
 from ..journal import Journal
+from ..lines.line import Line
+from ..lines.writer import Writer
 from ..manifest import NAME, digest
 from ..recorded.layout import TELEMETRY
-from ..telemetry import Line, Writer
 from ..untrusted import read_file
 
 
@@ -37,7 +39,8 @@ class Logbook:
         self.journal = Journal(path / TELEMETRY, copy)
         sync_folder(path)  # the name of the file
         self._step_ended = time.perf_counter()
-        self._telling = False  # the user knows that telemetry can't be written just now
+        self._unsynced: OSError | None = None  # why the lines are not known to be durable, at the end
+        self._telling = self._telling_of_copy = False  # the user knows that it can't be written just now
 
     def append(self, segment: int, **fields: Any) -> None:
         """Appends a line with the time."""
@@ -63,14 +66,19 @@ class Logbook:
         speed, self._step_ended = 1 / max(now - self._step_ended, 1e-9), now
         return {"step_per_s": round(speed, 4), "peak_rss_mb": _peak_mb()}
 
-    def trouble(self, step: int) -> str | None:
-        """A sentence on why telemetry can't be written, if the user does not know yet, or if that is for good."""
-        error, telling = self.journal.failure or self.journal.copy_failure, self._telling
-        self._telling = error is not None
-        if error is None or (telling and not self.journal.lost):
-            return None
-        lost = "Nothing more is recorded." if self.journal.lost else "Training goes on; its lines wait in memory."
-        return f"telemetry of step {step} can't be written to {self._path}: {error}. {lost}"
+    def troubles(self, step: int) -> Iterator[str]:
+        """A sentence on why telemetry can't be written, if the user does not know yet, or if that is for good; and on
+        its copy, which is not waited for."""
+        journal, telling, telling_of_copy = self.journal, self._telling, self._telling_of_copy
+        self._telling, self._telling_of_copy = journal.failure is not None, journal.copy_failure is not None
+        if journal.failure is not None and (journal.lost or not telling):
+            lost = "Nothing more is recorded." if journal.lost else "Training goes on; its lines wait in memory."
+            yield f"telemetry of step {step} can't be written to {self._path}: {journal.failure}. {lost}"
+        if journal.copy_failure is not None and not telling_of_copy:
+            yield (
+                f"the copy of telemetry (copy_telemetry_to) can't be written at step {step}: {journal.copy_failure}. "
+                f"Its lines wait in memory; {self._path} has them"
+            )
 
     @property
     def seal(self) -> str | None:
@@ -78,20 +86,35 @@ class Logbook:
         return self.journal.seal
 
     def sync(self) -> bool:
-        """Makes all lines durable. Returns whether they are."""
+        """Makes all lines durable. Returns whether they are known to be."""
         try:
             self.journal.sync()
-        except OSError:  # `close` says of what could not be written
+        except FileNotFoundError:  # the folder has gone, of which checkpoints tell
+            return False
+        except OSError as error:
+            self._unsynced = error
             return False
         return True
 
     def close(self) -> str | None:
         """Closes the files. Returns a sentence on lines that were not written, if there are any."""
         self.journal.close()
-        failure = self.journal.failure or self.journal.copy_failure
-        if failure is None:
+        failure = self.journal.failure
+        if failure is not None:
+            return f"the last lines of telemetry of {self._path} were not written: {failure}"
+        if self._unsynced is not None:
+            return (
+                f"the last lines of telemetry of {self._path} were written, and are not known to be on the disk "
+                f"({self._unsynced}): a power failure may take them, and the manifest does not say that the run ended"
+            )
+        return None
+
+    def copy_left(self) -> str | None:
+        """After `close`: a sentence, if the copy lacks lines. The run does not."""
+        if self.journal.copy_failure is None and not self.journal.copy_lost:
             return None
-        return f"the last lines of telemetry of {self._path} were not written: {failure}"
+        why = self.journal.copy_failure or "too many had to wait"
+        return f"the last lines of the copy of telemetry (copy_telemetry_to) were not written: {why}"
 
 
 def _peak_mb() -> float:

@@ -13,9 +13,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..bare_objects import attributes
+from ..enumeration import some
 from ..experiment import Experiment
-
-_SHOWN = 6  # names that a sentence has
 
 
 class Modes:
@@ -31,7 +30,7 @@ class Modes:
     def begin(self, step: int) -> str | None:
         """Before the first step, which comes after `step`. A sentence if other parameters are trainable than when the
         recorder was made."""
-        moved, self._step = _names(self._trainable() ^ self._made), step
+        moved, self._step = some(sorted(self._trainable() ^ self._made)), step
         self._note()
         if not moved:
             return None
@@ -69,7 +68,7 @@ class Modes:
 
     def _moved(self) -> str:
         """Names of the parameters that are trainable only now, or no longer."""
-        return _names(self._trainable() ^ self._trained)
+        return some(sorted(self._trainable() ^ self._trained))
 
     def _switched(self) -> list[tuple[str, nn.Module, bool]]:
         """The layers that are in another mode than at the start: path, layer, and whether that is training."""
@@ -79,7 +78,7 @@ class Modes:
     def _of_mode(self, switched: list[tuple[str, nn.Module, bool]], before: int) -> str:
         training = switched[0][2]
         whole = len(switched) == len(self._modules)
-        what = "the model" if whole else f"of the model {_names({path or 'itself' for path, *_ in switched})}"
+        what = "the model" if whole else f"of the model {some(sorted({path or 'itself' for path, *_ in switched}))}"
         mode, other = ("training", "evaluation") if training else ("evaluation", "training")
         call = "model.eval()" if training else "model.train()"
         if self._compiled:
@@ -106,8 +105,3 @@ class Modes:
             f"after {before} will not replay exactly. Go on in a fork, with a script that freezes the same ones before "
             "its recorder (workbench.fork_point)"
         )
-
-
-def _names(names: set[str]) -> str:
-    found = sorted(names)
-    return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")

@@ -40,6 +40,10 @@ class NameUses(NamesRead):
             self._functions[id(function)] = function
         return called
 
+    def functions(self) -> list[types.FunctionType]:
+        """The user's own that the step may call."""
+        return list(self._functions.values())
+
     def reads_contents(self, path: str, place: Place | None) -> bool:
         """Whether the step may read what the container that stands there holds."""
         if not self.reads(path, place):

@@ -13,8 +13,10 @@ from typing import Any
 from ..bare_objects import MISSING, attributes, is_a, is_plain, module_of, names_of, order_of
 from ..code_names import attributes_used, globals_used
 from ..experiment import Experiment
+from ..library_functions import LIBRARY
 from ..object_graph import Place, ours, walk
 from ..outside_state import known_to
+from ..own_scripts.users_code import bare
 
 _ANY = {"vars", "eval", "exec", "globals", "locals", "asdict", "astuple"}  # functions that read whatever there is
 _ONCE = {"__init__", "__new__", "__post_init__", "__repr__", "__str__", "__init_subclass__", "__class_getitem__"}
@@ -29,12 +31,13 @@ class NamesRead:
 
     def __init__(self, experiment: Experiment) -> None:
         name = "loss_fn" if experiment.step_fn is None else "step_fn"
-        roots = [("model", experiment.model), ("optimizer", experiment.optimizer), (name, getattr(experiment, name))]
+        function = bare(getattr(experiment, name))
+        roots = [("model", experiment.model), ("optimizer", experiment.optimizer), (name, function)]
         functions: list[tuple[str, types.FunctionType]] = []
         self._names: set[str] = set()
         self._of_objects: set[int] = set()  # ids of the dicts that hold attributes or variables
         self.known = True
-        kinds: set[Any] = set()
+        kinds: dict[int, Any] = {}  # by id: a class may have a hash of its own
         for edge in walk(roots, known_to(experiment) - {id(experiment.model), id(experiment.optimizer)}):
             value = edge.value
             if value is MISSING:
@@ -43,10 +46,10 @@ class NamesRead:
                 functions.append((edge.path, value))
                 self._of_objects.add(id(value.__globals__))
             elif not is_plain(value):
-                kinds.add(type(value))
+                kinds[id(type(value))] = type(value)
                 if (held := attributes(value)) is not None:
                     self._of_objects.add(id(held))
-        for kind in kinds:
+        for kind in kinds.values():
             self._names |= _of_library(kind)
         self._follow(functions, name)
 
@@ -57,7 +60,7 @@ class NamesRead:
             path: such as "step_fn.self.best".
         """
         parts = [part.partition("[")[0] for part in path.split(".")]
-        if parts[0] in ("model", "optimizer") or not self.known:
+        if parts[0] in ("model", "optimizer") or not self.known or (place is not None and place.kind == LIBRARY):
             return True
         attribute = place is not None and (place.kind != "item" or id(place.holder) in self._of_objects)
         if attribute and "[" not in path.rpartition(".")[2]:

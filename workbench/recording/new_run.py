@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from .. import snapshot
 from ..errors import ExperimentError
 from ..experiment import read_cursor
+from ..hyperparameters import describe_optimizer
 from ..observe import measure_alongside
-from ..run import refuse_existing
+from ..recorded.layout import refuse_existing
 from ..snapshot import State
 from ..step import Stepper
 from . import failed_writes
@@ -68,7 +69,9 @@ class NewRun(Beginning):
         out = self._standing.out
         out.open_copy(self._copy_to, new=True)  # first: if that fails, there is no run yet
         refuse_existing(out.path)  # another process may have begun it meanwhile
-        self._standing.experiment.prepare()  # again: weights may have been loaded since
+        experiment = self._standing.experiment
+        experiment.prepare()  # again: weights may have been loaded since
+        out.optimizer = describe_optimizer(experiment.optimizer)  # before its own code changes what it is described by
         return self._captured()
 
     def _write(self, stepper: Stepper, start: State, lanes: dict[str, str]) -> None:

@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..bare_objects import attributes, is_a
+from ..enumeration import some
 from ..experiment import Experiment
 from ..ignored import ignored
 from ..object_graph import Place
@@ -27,8 +28,8 @@ from .outer_modes import MODE
 
 _SHOWN = 6  # names that a sentence is made for each time; the others share one, of
 _NAMED = 20  # names
-_BY_MLX = ("._initialized", "._schedulers")  # of a replaced state; and of a rate that is set
-_OF_MODULE = (MODE, "._no_grad")
+BY_MLX = ("._initialized", "._schedulers")  # of a replaced state; and of a rate that is set
+OF_MODULE = (MODE, "._no_grad")
 
 
 class Seen(NamedTuple):
@@ -51,6 +52,11 @@ class Other(NamedTuple):
     def is_mode(self) -> bool:
         return self.name.endswith(MODE)
 
+    @property
+    def is_code(self) -> bool:
+        """A function or a class."""
+        return (self.now.said or "").startswith("the ")
+
 
 class PythonValues:
     """Those of an experiment as it is handed over; but for the `ignore`d ones (see `workbench.ignored`)."""
@@ -69,7 +75,7 @@ class PythonValues:
         others = [one for one in self._others()[0] if not one.now.is_longer(one.then)]  # the loop got going
         self._begin(step)
         said = [_at_first_step(one) for one in others[:_SHOWN]]
-        if more := _names(others[_SHOWN:]):
+        if more := some((one.name for one in others[_SHOWN:]), _NAMED):
             said.append(f"{more}: what stands there at the first step is not what it was then, either")
         return said
 
@@ -85,7 +91,7 @@ class PythonValues:
         others, certain = self._others()
         for one in others[:_SHOWN]:
             yield self._sentence(one, known, certain), known
-        if more := _names(others[_SHOWN:]):
+        if more := some((one.name for one in others[_SHOWN:]), _NAMED):
             end = "the compiled step goes on with those of the start"
             if not compiled:
                 end = f"no checkpoint holds them: steps after {known} that depend on them will not replay exactly"
@@ -103,10 +109,15 @@ class PythonValues:
                 "in `extra`"
             )
         steps = "that depend on it will not" if certain else "may not, if they depend on it,"
+        way = (
+            "Hand it over in `extra`, as an array or in an object with state_dict and load_state_dict, and call "
+            "open_segment() after the loop has changed it"
+        )
+        if one.is_code:
+            way = "Put it there before the recorder is made"
         return (
             f"{now_and_then}no checkpoint holds it, and a replay starts with {one.then.text}, its first value: steps "
-            f"after {known} {steps} replay exactly. Hand it over in `extra`, as an array or in an object with "
-            "state_dict and load_state_dict, and call open_segment() after the loop has changed it"
+            f"after {known} {steps} replay exactly. {way}"
         )
 
     def _others(self) -> tuple[list[Other], bool]:
@@ -143,9 +154,9 @@ class PythonValues:
         marks, known = Marks(), set(containers(self._experiment))
         own = {id(attributes(module)) for module in self._experiment.model.modules()}
         for path, value, place in outside(self._experiment, (object,)):
-            if is_a(value, (mx.array, nn.Module)) or path.endswith(_BY_MLX) or ignored(path, self._ignore):
+            if is_a(value, (mx.array, nn.Module)) or path.endswith(BY_MLX) or ignored(path, self._ignore):
                 continue
-            if path.endswith(_OF_MODULE) and (place is None or id(place.holder) in own):
+            if path.endswith(OF_MODULE) and (place is None or id(place.holder) in own):
                 continue  # `modes` tells of them
             if is_a(value, Scaled):  # by the recorder, for a rollback
                 value = value.schedule
@@ -168,8 +179,3 @@ def _at_first_step(one: Other) -> str:
         f"{one.name} is {one.now.beside(one.then)} at the first step, and was {one.then.text} when the recorder was "
         "made. A script that is replayed is run up to its recorder, so it will have the latter: set it before that line"
     )
-
-
-def _names(others: list[Other]) -> str:
-    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    return ", ".join(one.name for one in others[:_NAMED]) + more

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..enumeration import some
+
 _SHOWN = 4  # parameters in a sentence
 
 
@@ -26,10 +28,9 @@ class Relaid:
             return None
         new = [path for path in relaid if path not in self._told]
         self._told |= relaid.keys()
-        named = ", ".join(f"{path} {relaid[path]}" for path in new[:_SHOWN])
-        more = f" and {len(new) - _SHOWN} more" if len(new) > _SHOWN else ""
+        named = some((f"{path} {relaid[path]}" for path in new), _SHOWN)
         return (
-            f"the layout in memory of {named}{more} was made row-major: along an axis of length 1 MLX leaves a stride "
+            f"the layout in memory of {named} was made row-major: along an axis of length 1 MLX leaves a stride "
             "that depends on which buffers it could reuse, and a view with gaps can't be stored as one. MLX picks its "
             "matmul by such strides, so that the same loop without a recorder may give other last bits than this run, "
             "and other ones from run to run. This run replays exactly"

@@ -11,10 +11,10 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ..experiment import Experiment
+from ..lines.line import Edits
 from ..observe import RateArray, learning_rates, rate_arrays, rate_paths
 from ..snapshot import State
 from ..step import optimizer_states
-from ..telemetry import Edits
 
 
 class Remembered:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import mlx.core as mx
+
 from ..bits import bits_float
 from ..errors import ExperimentError
 from ..experiment import Batch, batch_hash, random_key, set_random_key
@@ -30,6 +32,7 @@ class Repeated:
         last: the step whose state training goes on from.
         restore: puts the experiment in that state; called when the last batch has been passed, for the loop may have
             changed weights or drawn random numbers meanwhile, as it did before.
+        began: called once it is known that the loop begins again, before anything is put back.
         begins_again: whether the loop does, or goes on with the batch after `last`; None: its first batch tells.
 
     Attributes:
@@ -38,9 +41,15 @@ class Repeated:
     """
 
     def __init__(
-        self, run: Run, segment: int, last: int, restore: Callable[[], None], begins_again: bool | None = None
+        self,
+        run: Run,
+        segment: int,
+        last: int,
+        restore: Callable[[], None],
+        began: Callable[[], None],
+        begins_again: bool | None = None,
     ) -> None:
-        self._run, self._segment, self._last, self._restore = run, segment, last, restore
+        self._run, self._segment, self._last, self._restore, self._began = run, segment, last, restore, began
         self._said, self._key = begins_again, random_key()
         self._first = run.manifest.segments[0].start + 1
         self.passed, self.ended = 0, last < self._first or begins_again is False
@@ -59,9 +68,11 @@ class Repeated:
             self._warn_of_another(batch)
             return None
         found, step = batch_hash(batch), self._first + self.passed
-        if not self.passed and not self._begins_again(found, asked):
-            self._end()
-            return None
+        if not self.passed:
+            if not self._begins_again(found, asked):
+                self._end()
+                return None
+            self._began()
         hashed, loss, key = self._logged(step)
         if hashed != found:
             raise ExperimentError(
@@ -76,7 +87,7 @@ class Repeated:
         if step == self._last:
             self._restore()
             self._end()
-        return ReturnedLoss(bits_float(loss))
+        return ReturnedLoss(bits_float(loss), getattr(mx, self._run.manifest.loss))
 
     def _warn_of_another(self, batch: Batch) -> None:
         """Of a loop that goes on: once, if the run had used another batch before it broke off."""
@@ -91,7 +102,7 @@ class Repeated:
 
     def _end(self) -> None:
         self.ended = True
-        self._restore = lambda: None  # which holds a state
+        self._restore = self._began = lambda: None  # which hold a state
 
     def unfinished(self) -> str | None:
         """A sentence, if the loop ended before the state was reached that training goes on from."""

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import snapshot
+from ..errors import CheckpointError, RunError
 from ..experiment import Batch, random_key, read_cursor, set_random_key
 from ..ranks.world import anywhere
 from ..rate_scale import scale_constants
 from ..run import Run
 from ..snapshot import State
 from ..step import Stepper
+from . import failed_writes
 from .beginning import Beginning
 from .continuation import Continuation, continuation, origin, take_up
 from .judgement import Judge
@@ -25,7 +27,9 @@ from .keeper import Keeper
 from .repeated import Repeated
 from .retreat import Retreat
 from .returned_loss import ReturnedLoss
+from .saved_state import saved_state
 from .standing import Place, Standing
+from .undone import changed, changed_in
 from .users_line import warn
 
 log = logging.getLogger("workbench")
@@ -60,6 +64,8 @@ class ResumedRun(Beginning):
         self._judge, self._keeper, self._retreat = judge, keeper, retreat
         self._found: Continuation
         self._edited = False  # the state between this and the first step
+        self._moved: str | None = None  # what was, if that is an array
+        self._restored: State | None = None  # until the first step
         self._repeated: Repeated | None = None  # batches, by a loop that begins them again
         self._goes_on_in = 0  # the thread of a loop that goes on with its own batches
         try:
@@ -72,6 +78,10 @@ class ResumedRun(Beginning):
     def passing(self) -> bool:  # type: ignore[override]
         return self._repeated is not None and self._repeated.passed > 0 and self._standing.out.logbook is None
 
+    @property
+    def may_repeat(self) -> bool:  # type: ignore[override]
+        return self._repeated is not None and not self._repeated.ended
+
     def take(self, batch: Batch, *, asked: bool) -> ReturnedLoss | None:
         return None if self._repeated is None else self._repeated.take(batch, asked=asked)
 
@@ -81,10 +91,12 @@ class ResumedRun(Beginning):
     def _reopen(self, resume: bool | int, begins_again: bool | None) -> None:
         here, out = self._standing, self._standing.out
         run, key = out.reopen(), random_key()
+        here.experiment.numpy = run.manifest.numpy
         start, newest = origin(run, resume), run.manifest.segments[-1].segment
         self.stepper, state = take_up(run, start, here.experiment)
         cursor = read_cursor(here.experiment.sampler)
         here.begin_at(Place(start.step, cursor, state.rng, state.lanes(out.method)))
+        self._restored = state
         out.saves.last = start
         here.left.keep_rates(here.experiment)
         if resume is True and here.leads:
@@ -109,7 +121,7 @@ class ResumedRun(Beginning):
             else:
                 self._goes_on_in = threading.get_ident()
             back = functools.partial(snapshot.restore, here.experiment, state)
-            self._repeated = Repeated(run, newest, start.step, back, begins_again)
+            self._repeated = Repeated(run, newest, start.step, back, self._tell_of_undone, begins_again)
 
     def _tell_of_repetition(self, run: Run, start: int) -> None:
         """Of steps that the run had performed already."""
@@ -126,8 +138,29 @@ class ResumedRun(Beginning):
                 self._standing.terms.save_every,
             )
 
+    def _tell_of_undone(self) -> None:
+        """Before a loop that begins again has its first batch passed: of what it changed in the state, unless it did
+        the same when the run was new."""
+        here, run = self._standing, Run(self._standing.out.path)
+
+        def first() -> State | None:
+            try:
+                return saved_state(run, run.manifest.segments[0].start, 0)
+            except CheckpointError:
+                return None
+
+        assert self._restored is not None
+        if (name := changed(self._restored, here.experiment, first)) is not None and here.leads:
+            warn(
+                f"{name} was changed after the recorder was made and before the loop's first batch, and is put back: "
+                f"the loop begins its batches again, so training goes on from the state of step {here.at.step} as it "
+                "was saved. To go on from the changed state begin with the batch of "
+                f"step {here.at.step + 1}, and pass begins_again=False"
+            )
+
     def _state(self) -> State:
         here, out = self._standing, self._standing.out
+        restored, self._restored = self._restored, None
         out.open_copy(self._copy_to, new=False)
         # After the state was restored: no part of it. The random state is a thread's own.
         drawn_by_loop = random_key() if self.passing or self._goes_on_in == threading.get_ident() else None
@@ -138,6 +171,8 @@ class ResumedRun(Beginning):
         self._edited = anywhere(left.lanes(out.method) != here.at.lanes)
         if not self._edited:
             return left
+        if restored is not None and (name := changed_in(restored, left)) is not None:
+            self._moved = name
         here.left.keep_rates(here.experiment)
         return state
 
@@ -147,7 +182,17 @@ class ResumedRun(Beginning):
 
     def _write(self, stepper: Stepper, start: State, lanes: dict[str, str]) -> None:
         out = self._standing.out
-        out.go_on(self._standing.experiment, start, edited=self._edited)
+        try:
+            out.go_on(self._standing.experiment, start, edited=self._edited)
+        except OSError as error:
+            raise RunError(failed_writes.of_resume(start.step + 1, out.path, error)) from error
+        if self._moved is not None and self._standing.leads:
+            log.warning(
+                "%s was changed after the recorder was made and before its first step: %s goes on from the changed "
+                "state in segment %d, and not from that of step %d as it was saved",
+                *(self._moved, out.path, out.segment, start.step),
+            )
         out.saves.know(self._found.boxed, self._found.finite)  # before anything is thinned
-        if self._edited:  # as `Segments.open`
-            self._keeper.save(start, lanes)
+        if self._edited and not self._keeper.save(start, lanes):  # as `Segments.open`
+            self._standing.unsaved = "the state"
+            warn(failed_writes.of_start(start.step, out.segment, out.path))

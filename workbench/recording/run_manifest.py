@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from .. import __version__, norms
 from ..environment import numeric_environment
 from ..experiment import Experiment, state_arrays
-from ..hyperparameters import describe_optimizer
+from ..hyperparameters import describe_optimizer, told
 from ..manifest import Manifest, Parameter, Segment
 from ..plain_batches import PlainBatches
 from ..ranks.rank_setup import RankSetup
@@ -33,7 +33,9 @@ def first_manifest(
     start: int,
     rate_factor: float,
     fingerprint: str,
+    optimizer: dict[str, Any],
     ranks: RankSetup | UnsetType = UNSET,
+    values: dict[str, str] | UnsetType = UNSET,
 ) -> Manifest:
     """The manifest of a new run.
 
@@ -43,7 +45,9 @@ def first_manifest(
         start: step of the first state; more than 0 in a fork.
         rate_factor: what schedules of learning rates are multiplied by.
         fingerprint: method of the fingerprints.
+        optimizer: its description from before the first step.
         ranks: who trains together; left out: this process alone.
+        values: what the step read beside its state before it was first performed.
     """
     environment = numeric_environment()
     return Manifest(
@@ -52,7 +56,7 @@ def first_manifest(
         workbench=__version__,
         rebuild=terms.rebuild,
         options=msgspec.to_builtins(experiment.options),
-        optimizer=describe_optimizer(experiment.optimizer),
+        optimizer=told(optimizer, describe_optimizer(experiment.optimizer), terms.ignore),
         data=list(terms.data),
         layers=stepper.layers,
         owned=stepper.owned,
@@ -75,6 +79,7 @@ def first_manifest(
                 environment=environment,
                 code=code_of(experiment, terms.rebuild),
                 rate_factor=rate_factor,
+                values=values,
             )
         ],
         parent=terms.parent,
@@ -82,6 +87,8 @@ def first_manifest(
         stored_batches=isinstance(experiment.sampler, PlainBatches),
         own_step=experiment.step_fn is not None,
         numbers=True,
+        loss=str(experiment.loss_form[0]).rpartition(".")[2],
+        numpy=experiment.numpy is not False,
         ignore=list(terms.ignore) or UNSET,
         sealed=True,
         extra=sorted(experiment.extra),
@@ -101,3 +108,10 @@ def with_segment(manifest: Manifest, segment: int, start: int, **changed: Any) -
     settings = {"segment": len(known), "start": start, "parent": segment, "t": time.time()}
     entry = msgspec.structs.replace(known[segment], **(settings | changed))
     return msgspec.structs.replace(manifest, segments=[*known, entry])
+
+
+def with_values(manifest: Manifest, segment: int, values: dict[str, str] | UnsetType) -> Manifest:
+    """The manifest with other values of a segment's first step."""
+    segments = list(manifest.segments)
+    segments[segment] = msgspec.structs.replace(segments[segment], values=values)
+    return msgspec.structs.replace(manifest, segments=segments)

@@ -20,16 +20,18 @@ from ..experiment import Experiment
 from ..files import make_folder
 from ..files_read import ReadFile
 from ..fingerprint import known_method, method_here
+from ..hyperparameters import describe_optimizer
+from ..lines.writer import Writer
 from ..locking import Lock
 from ..manifest import Manifest
 from ..ranks.attendance import attended
 from ..ranks.rank_setup import RankSetup
-from ..run import CHECKPOINTS, Run, refuse_existing
+from ..recorded.layout import CHECKPOINTS, refuse_existing
+from ..run import Run
 from ..snapshot import State
 from ..step import Stepper
-from ..telemetry import Writer
 from .logbook import Logbook
-from .run_manifest import first_manifest, with_segment
+from .run_manifest import first_manifest, with_segment, with_values
 from .saves import Saves
 from .telemetry_copy import open_copy
 from .terms import Terms
@@ -52,6 +54,8 @@ class RunWriter:
         ranks: who trains together, for the manifest; unset: this process alone.
         remarks: what the self-check of this process could not rule out, a sentence each.
         reads: files that the step was seen to read by itself.
+        values: what the step reads beside its state, before the first step of this process; unset: not looked at.
+        optimizer: description of the optimizer from before the first step of a new run; None: as it is after it.
     """
 
     def __init__(self, path: Path, terms: Terms, black_box: int, began: float) -> None:
@@ -60,6 +64,8 @@ class RunWriter:
         self.ranks: RankSetup | UnsetType = UNSET
         self.remarks: list[str] = []
         self.reads: list[ReadFile] = []
+        self.values: dict[str, str] | UnsetType = UNSET
+        self.optimizer: dict[str, Any] | None = None
         self.segment, self.method = 0, method_here()
         self.saves = Saves(path)
         self.logbook: Logbook | None = None
@@ -113,18 +119,24 @@ class RunWriter:
         self.saves.box = BlackBox.for_experiment(experiment, self._black_box)
         make_folder(self.path)
         self.lock()
-        refuse_existing(self.path)  # before this process had it
-        self.manifest = first_manifest(
-            experiment,
-            stepper,
-            self._terms,
-            began=self.began,
-            start=start.step,
-            rate_factor=rate_factor,
-            fingerprint=self.method,
-            ranks=self.ranks,
-        )
-        manifests.write(self.manifest, self.path)
+        try:
+            refuse_existing(self.path)  # before this process had it
+            self.manifest = first_manifest(
+                experiment,
+                stepper,
+                self._terms,
+                began=self.began,
+                start=start.step,
+                rate_factor=rate_factor,
+                fingerprint=self.method,
+                optimizer=self.optimizer or describe_optimizer(experiment.optimizer),
+                ranks=self.ranks,
+                values=self.values,
+            )
+            manifests.write(self.manifest, self.path)
+        except BaseException:
+            self.unlock()  # there is no run: the loop, or another, may try again once there is room
+            raise
         lanes = start.lanes(self.method)
         self._open_telemetry(experiment, start.step, lanes)
         self.saves.checkpointer.write(start, self.manifest, self.segment, lanes)
@@ -142,6 +154,8 @@ class RunWriter:
         if edited and self.segment in there:
             self.manifest = with_segment(self.manifest, self.segment, start.step)
             self.segment = len(self.manifest.segments) - 1
+        if self.segment not in there:
+            self.manifest = with_values(self.manifest, self.segment, self.values)
         for folder in (self.path, self.path / CHECKPOINTS):
             checkpoint_writer.sweep(folder)
         manifests.write(self.manifest, self.path)  # it is not at its end any more, and may be of an older workbench
@@ -192,8 +206,7 @@ class RunWriter:
         """What could not be written since this was last asked, a sentence each. A full disk stops no training."""
         assert self.logbook is not None
         yield from self.saves.failures()
-        if (said := self.logbook.trouble(step)) is not None:
-            yield said
+        yield from self.logbook.troubles(step)
 
     def close(self) -> str | None:
         """Ends the recording. If a second Ctrl-C cuts the waiting short, what is still being written ends by itself,
@@ -212,7 +225,8 @@ class RunWriter:
                 return None
             synced = self._done is not None and logbook.sync()
             said = logbook.close()
-            return self._end(logbook.seal) if said is None and synced else said
+            ended = self._end(logbook.seal) if said is None and synced else said
+            return "; ".join(one for one in (ended, logbook.copy_left()) if one is not None) or None
         finally:
             self._unlock()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..checkpoints import checkpoint_reader
 from ..errors import CheckpointError
-from ..run import CHECKPOINTS, Run
+from ..recorded.layout import CHECKPOINTS
+from ..run import Run
 from ..snapshot import State
 
 

@@ -74,19 +74,22 @@ class Saves:
     def before_spike(
         self, manifest: Manifest, loss: float, grad_norm: float, rule: str | None, *, needed: bool
     ) -> None:
-        """Has the state before the step just logged saved, if that is a spike.
+        """Has the state before the step just logged saved, if that is a spike. One that is saved already, because it
+        was due, is kept from thinning.
 
         Args:
             rule: why it is one; None: it is none, unless it is the first that is not finite.
             needed: it is to be saved however many there are.
         """
         held = self.box.due(loss, grad_norm, rule, needed=needed)
-        if held is None or held.state.step == 0 or self.last == (held.state.step, held.segment):
+        if held is None or held.state.step == 0:
             return
-        step, there = held.state.step, committed(self._path)
-        if (step, state_segment(manifest, there, step, held.segment)) in there:  # maybe of another: after a resume
+        step, own, there = held.state.step, (held.state.step, held.segment), committed(self._path)
+        saved = own if self.last == own else (step, state_segment(manifest, there, step, held.segment))
+        if saved == self.last or saved in there:  # maybe of another segment: after a resume
+            self.box.committed.add(saved)
             return
-        self.box.committed.add((step, held.segment))
+        self.box.committed.add(own)
         self._put(f"state {step}, before a spike,", held, manifest)
 
     def go_back_to(self, held: Held, manifest: Manifest) -> None:

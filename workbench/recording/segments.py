@@ -12,6 +12,7 @@ from ..errors import ExperimentError
 from ..experiment import read_cursor
 from ..interrupts import Deferral
 from ..ranks.world import everywhere
+from . import failed_writes
 from .by_hand import Change
 from .cut_off import half_done
 from .keeper import Keeper
@@ -45,6 +46,8 @@ class Segments:
         cut_off = change is None and self._cut_off()
         if cut_off and (half := half_done(here)) is not None:
             change = Change(half)  # a step was cut off, and the loop goes on all the same
+        if change is None and here.unsaved is not None and here.crew is None:
+            self._save_late()
         if not everywhere(change is not None) or change is None:  # what one rank changed alone is named after the step
             return None
         if checked and not cut_off:
@@ -66,7 +69,8 @@ class Segments:
             here.draws.take_back(here.at.cursor)
         if (change := here.by_hand.changed(here.experiment)) is not None and not change.kept:
             self._tell_of_lost(change.name)
-        self.open()
+        if not self.open():
+            here.unsaved = "the state" if change is None else change.name
 
     def open(self) -> bool:
         """Returns whether the state from which it starts is on the disk."""
@@ -95,6 +99,14 @@ class Segments:
                 raise
             return False
 
+    def _save_late(self) -> None:
+        """The state that a segment starts from, which could not be saved when the loop had changed it."""
+        here = self._standing
+        if self._keeper.save(here.as_left(), here.at.lanes):
+            here.unsaved = None
+        else:
+            warn(failed_writes.of_start(here.at.step, here.segment, here.out.path))
+
     def _open(self) -> bool:
         here, out, draws = self._standing, self._standing.out, self._standing.draws
         # The batch of the next step may have been drawn already: a replay draws it after it has restored this state.
@@ -120,7 +132,7 @@ class Segments:
         here.left.keep_rates(here.experiment)
         place = Place(here.at.step, cursor, state.rng, lanes)
         # No call between these, as in `Standing.follow`.
-        here.at, here.whole, here.opening, here.empty = place, True, None, out.segment
+        here.at, here.whole, here.opening, here.empty, here.unsaved = place, True, None, out.segment, None
         return saved
 
     def _tell_of_lost(self, name: str) -> None:

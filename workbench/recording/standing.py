@@ -58,6 +58,7 @@ class Standing:
         unsettled: the segment of the last step, whose state is not held or saved yet.
         opening: the segment from which another one is being opened.
         empty: the segment that was opened and has no step yet.
+        unsaved: what was changed in the state that it starts from, if that could not be saved.
     """
 
     def __init__(self, experiment: Experiment, terms: Terms, out: RunWriter, draws: Draws, crew: Crew | None) -> None:
@@ -69,6 +70,7 @@ class Standing:
         self.unsettled: int | None = None
         self.opening: int | None = None
         self.empty: int | None = None
+        self.unsaved: str | None = None
 
     @property
     def segment(self) -> int:
@@ -87,7 +89,7 @@ class Standing:
         """The state is now that of this line, which is in the telemetry."""
         # No call between these, where an exception out of a signal's handler could part them.
         self.at, self.whole, self.unsettled = line, True, self.out.segment
-        self.remarks.pending, self.line, self.empty = [], None, None
+        self.remarks.pending, self.line, self.empty, self.unsaved = [], None, None, None
 
     def captured(self, seen: Observation | None = None) -> State:
         """The state that the last step left, if nothing has changed it since; `seen` found its arrays."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from ..errors import WorkbenchError
 from ..experiment import Batch, random_key
+from ..lines.line import Edits
 from ..observe import Observation, observe
 from ..step import Stepper, StepResult
-from ..telemetry import Edits
 from .judgement import Judge
 from .standing import Place, Standing
 from .unkept import Unkept
@@ -60,6 +62,8 @@ class StepLog:
         here.by_hand.keep(here.experiment, seen.arrays)
         if said := here.draws.store(seen.batch_hash, batch, number):  # before the line that names it
             warn(said)
+        if here.unsaved is not None and (before is None or before.by_hand is None):
+            before = msgspec.structs.replace(before or Edits(), by_hand=here.unsaved)
         more = {} if before is None else {"before": before}
         if here.crew is not None:
             seen = here.crew.share(seen, cursor, key, more)
@@ -94,7 +98,7 @@ class StepLog:
         here = self._standing
         assert here.out.logbook is not None
         effort = here.out.logbook.effort()
-        judged = self._judge.judge(step, float(seen.loss), float(seen.grad_norm))
+        judged = self._judge.judge(step, float(seen.loss), float(seen.grad_norm) if seen.has_gradients else None)
         here.out.append(
             type="step",
             step=step,

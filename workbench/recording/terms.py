@@ -44,6 +44,11 @@ class Terms:
     parent: Parent | None
     ignore: tuple[str, ...] = ()
 
+    @property
+    def of_users(self) -> bool:
+        """Whether the step is the user's code, which may read whatever there is."""
+        return self.rebuild.get("kind") not in ("trainer", "mlx-lm")
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "save_every", _whole("save_every", self.save_every, 0))
         keep = zip(("keep_last", "keep_every"), self.keep, strict=True)
@@ -219,5 +224,8 @@ def goes_on(resume: bool | int | str, path: Path) -> bool | int:
         return (path / NAME).exists()
     found = whole(resume) if truth(resume) is None else truth(resume)
     if found is None:
-        raise ExperimentError(f'resume is {resume!r}; expected True, False, "auto", or the step of a checkpoint')
+        a_number = f" as a number, resume={int(resume)}" if isinstance(resume, str) and resume.isdecimal() else ""
+        raise ExperimentError(
+            f'resume is {resume!r}; expected True, False, "auto", or the step of a checkpoint{a_number}'
+        )
     return found

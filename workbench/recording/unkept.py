@@ -11,6 +11,7 @@ from ..experiment import Experiment
 from .modes import Modes
 from .python_values import PythonValues
 from .remarks import Remarks
+from .start_values import start_values
 from .users_line import warn
 
 
@@ -24,7 +25,7 @@ class Unkept:
 
     def __init__(self, experiment: Experiment, ignore: Collection[str], remarks: Remarks) -> None:
         self._values, self._modes = PythonValues(experiment, ignore), Modes(experiment)
-        self._remarks = remarks
+        self._remarks, self._experiment, self._ignore = remarks, experiment, ignore
 
     def begin(self, step: int) -> None:
         """Before the first step, which comes after `step`: warns of what is otherwise than when the recorder was
@@ -33,6 +34,10 @@ class Unkept:
         for sentence in [*([] if trained is None else [trained]), *self._values.at_first_step(step)]:
             self._remarks.add(sentence, step)
             warn(sentence)
+
+    def start_values(self) -> dict[str, str]:
+        """What the step reads beside its state, as it is now; see `start_values`."""
+        return start_values(self._experiment, self._ignore)
 
     def leave_out_changed(self) -> None:
         """After the first step: says nothing of the values that it changed itself."""

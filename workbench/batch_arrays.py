@@ -17,17 +17,19 @@ import numpy as np
 from .errors import ExperimentError
 from .files import canonical_json
 from .host import raw_views
-from .numbered_batch import NumberedBatch, arguments, is_number, numbers_of, spelled
+from .numbered_batch import NumberedBatch, is_number, numbers_of, numpy_of, spelled
+from .numpy_parts import NumpyPart, raw_bytes
 from .trees import is_row_major, row_major
 
 Batch = tuple[mx.array, ...]
 
 
-def as_batch(batch: Any) -> Batch:
+def as_batch(batch: Any, *, numpy: bool = False) -> Batch:
     """A batch as a tuple of row-major MLX arrays; a `NumberedBatch` if it has numbers of Python or numpy.
 
     Args:
         batch: an array, or a tuple or list of arrays (MLX or numpy) and numbers.
+        numpy: note what its arrays of numpy are: the step gets them as such. (A `NumberedBatch` keeps what it has.)
 
     Raises:
         ExperimentError: it holds something else.
@@ -38,11 +40,14 @@ def as_batch(batch: Any) -> Batch:
             f"the batch holds a {type(batch).__name__}; expected its arrays alone, in the order of the arguments of "
             f"the step or loss function, which gets them one by one: recorder.step(({names}))"
         )
-    parts: list[Any] = arguments(batch) if isinstance(batch, NumberedBatch) else _parts(batch)
+    parts = _parts(batch)
     arrays = tuple([_row_major(part) for part in parts])
     mx.eval(arrays)
+    if isinstance(batch, NumberedBatch):
+        return NumberedBatch(arrays, batch.numbers, batch.numpy)
     numbers = {place: part for place, part in enumerate(parts) if is_number(part)}
-    return NumberedBatch(arrays, numbers) if numbers else arrays
+    of_numpy = {place: NumpyPart.of(part) for place, part in enumerate(parts) if numpy and isinstance(part, np.ndarray)}
+    return NumberedBatch(arrays, numbers, of_numpy) if numbers or of_numpy else arrays
 
 
 def _parts(batch: Any) -> list[Any]:
@@ -81,7 +86,8 @@ def _as_array(part: Any) -> mx.array:
 
 
 def batch_hash(batch: Batch) -> str:
-    """SHA-256 over dtype, shape and raw bytes of each array, in order; and over the numbers, if there are any."""
+    """SHA-256 over dtype, shape and raw bytes of each array, in order; and over the numbers, if there are any, and the
+    values of numpy's arrays of which MLX has no dtype."""
     digest = _BLANK.copy()
     for array, view in zip(batch, raw_views(batch), strict=True):
         digest.update(_form(array.dtype, array.shape))
@@ -89,6 +95,10 @@ def batch_hash(batch: Batch) -> str:
             digest.update(view.data)
     if numbers := numbers_of(batch):
         digest.update(canonical_json(spelled(numbers)))
+    numpy = numpy_of(batch)
+    for place, values in raw_bytes(numpy).items():
+        digest.update(f"{place}{numpy[place].dtype}".encode())
+        digest.update(values.data)
     return digest.hexdigest()
 
 

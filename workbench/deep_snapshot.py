@@ -46,6 +46,15 @@ _HARMLESS = {
     *("decimal", "_decimal", "fractions", "pathlib", "uuid", "enum", "abc", "_abc", "typing", "weakref", "_weakref"),
     *("_thread", "threading", "logging", "inspect", "_struct", "zoneinfo", "ast", "time", "dataclasses"),
 }
+# Written in Python, with what they stand for elsewhere: in memory that processes share, in another process or machine.
+_ELSEWHERE = {
+    *("multiprocessing.sharedctypes.SynchronizedBase", "multiprocessing.shared_memory.SharedMemory"),
+    *("multiprocessing.shared_memory.ShareableList", "multiprocessing.connection._ConnectionBase", "subprocess.Popen"),
+    *("multiprocessing.queues.Queue", "multiprocessing.queues.SimpleQueue", "multiprocessing.process.BaseProcess"),
+    *("multiprocessing.synchronize.SemLock", "multiprocessing.synchronize.Event", "multiprocessing.pool.Pool"),
+    *("multiprocessing.managers.BaseProxy", "multiprocessing.managers.BaseManager", "http.client.HTTPConnection"),
+    *("multiprocessing.synchronize.Condition", "concurrent.futures.process.ProcessPoolExecutor"),
+}
 _FUNCTIONS = {"cython_function_or_method", "builtin_function_or_method", "instancemethod", "fused_cython_function"}
 _COMMON = set(map(id, (list, dict, tuple, set, np.ndarray, types.FunctionType, types.CellType)))
 _STREAM: Any = order_of(io.BytesIO)[-2]  # that of C: io.IOBase is an abstract one
@@ -227,6 +236,8 @@ def opaque(value: Any) -> str | None:
     if is_a(value, (socket.socket, queue.Queue, queue.SimpleQueue)):
         return "stream"
     if is_a(value, threading.local):
+        return "unknown"
+    if any(full_name(one) in _ELSEWHERE for one in order_of(kind)):
         return "unknown"
     step = of_class(kind, "__next__")
     if is_a(value, _STARTED) or not (step is MISSING or step is None or is_a(step, types.FunctionType)):

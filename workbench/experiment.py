@@ -82,6 +82,9 @@ class Experiment:
 
     Attributes:
         relaid: shapes of the parameters, by path, that `prepare` had to make row-major.
+        numpy: whether the step gets the arrays of numpy in a batch as such: one of the user's own that is not compiled
+            does, unless it can't take them; None: that is not known yet.
+        loss_form: dtype and shape of the loss that a step of the user's own returned last.
     """
 
     model: nn.Module
@@ -93,6 +96,8 @@ class Experiment:
     extra: dict[str, Any] = field(default_factory=dict)
     frozen: Frozen = field(init=False, repr=False, compare=False)
     relaid: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    numpy: bool | None = field(init=False, repr=False, compare=False, default=None)
+    loss_form: tuple[mx.Dtype, tuple[int, ...]] = field(init=False, repr=False, compare=False, default=(mx.float32, ()))
     _leaves: dict[str, Leaves] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -114,6 +119,7 @@ class Experiment:
             )
         extras.check(self.extra, self.options.compile)
         self.frozen = Frozen(self.model)
+        self.numpy = False if self.step_fn is None or self.options.compile else None
 
     def _refuse_other_kinds(self) -> None:
         if not isinstance(self.model, nn.Module):

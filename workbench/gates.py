@@ -11,7 +11,7 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 
-from .compare import ESSENTIAL, Item, missed_flips, overall
+from .compare import ESSENTIAL, Item, missed_flips, overall, with_bits
 from .experiment import Batch, batch_hash
 from .fingerprint import lane_of
 from .host import raw_views
@@ -65,7 +65,7 @@ def sensitive(batch: Batch, after: State, observation: Observation) -> Gate:
     """Shows the checker one-bit changes: in each item, and in the real thing behind each lane and the batch."""
     evidence = observation.evidence()
     missed = missed_flips(evidence)
-    planted = len(evidence)
+    planted = len(with_bits(evidence))
     where = max((index for index, array in enumerate(batch) if array.size), default=None)
     if where is None:
         missed.append("a bit of the batch, which is empty")
@@ -136,5 +136,6 @@ def _flipped(array: mx.array) -> mx.array:
     (view,) = raw_views([array])
     raw = np.frombuffer(bytearray(view.tobytes()), dtype=np.uint8).copy()
     raw[raw.size // 2] ^= 1
-    changed = mx.array(raw.view(view.dtype).reshape(view.shape))
+    values = raw.view(view.dtype).reshape(view.shape)
+    changed = mx.array(values, array.dtype) if array.dtype == mx.float64 else mx.array(values)
     return changed.view(array.dtype) if changed.dtype != array.dtype else changed

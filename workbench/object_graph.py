@@ -25,6 +25,7 @@ from .bare_objects import (
     all_plain,
     attributes,
     class_names,
+    defined_in_python,
     full_name,
     inherits,
     is_a,
@@ -228,6 +229,19 @@ def _attributes(path: str, dot: str, value: Any) -> Iterator[Edge]:
     for one in order_of(kind):
         if ours(module_of(one)):
             yield Edge(f"{dot}{name_of(one)}", one, None)
+        elif _top(module_of(one)) == "mlx" and defined_in_python(one):
+            yield from _set_on(f"{dot}{name_of(one)}", one)
+
+
+def _set_on(path: str, kind: type) -> Iterator[Edge]:
+    """What one's own code has set on a class of MLX: functions of one's own, and what is no function."""
+    yield Edge(path, Slots(kind, class_names(kind)), None)
+    for name in class_names(kind):
+        value = names_of(kind)[name]
+        inner = value.__func__ if is_a(value, (staticmethod, classmethod)) else value
+        inner = inner.fget if is_a(inner, property) else inner
+        if not is_a(inner, types.FunctionType) or ours(inner.__module__):
+            yield Edge(f"{path}.{name}", value, Place(kind, name, "attribute"))
 
 
 def of_partial(value: Any) -> tuple[Any, ...]:
@@ -275,7 +289,7 @@ def _of_function(path: str, dot: str, function: types.FunctionType) -> Iterator[
     yield Edge(path, Names(space, names), None)
     for name in names:
         if is_a(module := space.get(name), types.ModuleType):
-            yield from _of_module(f"{dot}{name}", module, function.__code__)
+            yield from of_module(f"{dot}{name}", module, function.__code__)
         elif name in space:
             yield Edge(f"{dot}{name}", space[name], Place(space, name))
     for name in imported(function.__code__, str(space.get("__package__") or "")):
@@ -283,13 +297,13 @@ def _of_function(path: str, dot: str, function: types.FunctionType) -> Iterator[
         for end in range(1, len(parts) + 1):
             whole = ".".join(parts[:end])
             if is_a(module := sys.modules.get(whole), types.ModuleType):
-                yield from _of_module(f"{dot}{whole}", module, function.__code__)
+                yield from of_module(f"{dot}{whole}", module, function.__code__)
 
 
-def _of_module(path: str, module: Any, code: types.CodeType, depth: int = _DEPTH) -> Iterator[Edge]:
+def of_module(path: str, module: Any, code: types.CodeType, depth: int = _DEPTH) -> Iterator[Edge]:
     """The variables of a module of one's own that a function's code may use by name."""
     space = attributes(module) or {}
-    if not ours(space.get("__name__")) or "site-packages" in str(space.get("__file__") or ""):
+    if not own_module(module):
         return
     names = tuple(name for name in attributes_used(code) if name in space)
     yield Edge(path, Names(space, names), None)
@@ -298,7 +312,7 @@ def _of_module(path: str, module: Any, code: types.CodeType, depth: int = _DEPTH
         if not is_a(value, types.ModuleType):
             yield Edge(f"{path}.{name}", value, Place(space, name))
         elif depth:
-            yield from _of_module(f"{path}.{name}", value, code, depth - 1)
+            yield from of_module(f"{path}.{name}", value, code, depth - 1)
 
 
 ENVIRONMENT: Any = type(os.environ)
@@ -309,6 +323,12 @@ _BARE = set(map(id, (dict, list, tuple, set, frozenset, collections.deque)))  # 
 
 def _top(module: Any) -> str:
     return module.partition(".")[0] if type(module) is str else ""
+
+
+def own_module(module: Any) -> bool:
+    """Whether a module is the user's, and was not installed."""
+    space = attributes(module) or {}
+    return ours(space.get("__name__")) and "site-packages" not in str(space.get("__file__") or "")
 
 
 def ours(module: Any) -> bool:

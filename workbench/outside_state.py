@@ -13,12 +13,13 @@ from typing import Any
 import mlx.nn as nn
 import numpy as np
 
-from .bare_objects import all_plain, attributes, is_a, items_of, plain_value
+from .bare_objects import all_plain, attributes, is_a, items_of, module_of, name_of, order_of, plain_value
 from .contents import RANDOM, Held
 from .deep_snapshot import DeepSnapshot, opaque
 from .experiment import Experiment, kept_arrays, state_arrays
-from .object_graph import walk
-from .reachable import Found, visit
+from .object_graph import ours, walk
+from .own_scripts.users_code import bare
+from .reachable import Classes, Found, visit, visit_methods
 from .step import optimizer_states
 
 
@@ -35,13 +36,18 @@ def outside(experiment: Experiment, also: tuple[type, ...] = ()) -> Iterator[Fou
 
 
 def _reached(experiment: Experiment, also: tuple[type, ...]) -> Iterator[Found]:
-    known = known_to(experiment)
-    yield from visit(experiment.model, "model", known_below_model(experiment), also)
+    known, classes = known_to(experiment), Classes()
+    yield from visit(experiment.model, "model", known_below_model(experiment), also, classes)
     for path, optimizer in _optimizers(experiment):
-        yield from visit(attributes(optimizer), path, {id(optimizer.state)}, also)
-    for name, function in (("loss_fn", experiment.loss_fn), ("step_fn", experiment.step_fn)):
+        yield from visit(attributes(optimizer), path, {id(optimizer.state)}, also, classes)
+    for name, function in (("loss_fn", bare(experiment.loss_fn)), ("step_fn", bare(experiment.step_fn))):
         if function is not None:
-            yield from visit(function, name, known, also)
+            yield from visit(function, name, known, also, classes)
+    for path, optimizer in _optimizers(experiment):
+        for kind in order_of(type(optimizer)):
+            if module_of(kind).startswith("mlx.") or ours(module_of(kind)):
+                classes.setdefault(id(kind), (f"{path}.{name_of(kind)}", kind))
+    yield from visit_methods(classes, known | {id(experiment.model)}, also)
 
 
 def _optimizers(experiment: Experiment) -> Iterator[tuple[str, Any]]:
@@ -72,7 +78,7 @@ def everything_outside(experiment: Experiment) -> DeepSnapshot:
     members = [optimizer for _, optimizer in _optimizers(experiment)]
     skip -= {id(experiment.model), *map(id, members)}
     roots = [("model", experiment.model), *_optimizers(experiment)]
-    roots += [("loss_fn", experiment.loss_fn), ("step_fn", experiment.step_fn), ("os.environ", os.environ)]
+    roots += [("loss_fn", bare(experiment.loss_fn)), ("step_fn", bare(experiment.step_fn)), ("os.environ", os.environ)]
     return DeepSnapshot(roots, skip, state, set(containers(experiment)))
 
 

@@ -18,6 +18,7 @@ from .errors import ExperimentError
 from .experiment import Experiment
 from .object_graph import Edge, walk
 from .outside_state import containers, known_to
+from .own_scripts.users_code import bare
 
 
 class Handed:
@@ -71,7 +72,7 @@ class Handed:
     def _edges(self) -> Iterator[Edge]:
         own = self._experiment
         skip = known_to(own) | set(containers(own))
-        return walk([("loss_fn", own.loss_fn), ("step_fn", own.step_fn)], skip)
+        return walk([("loss_fn", bare(own.loss_fn)), ("step_fn", bare(own.step_fn))], skip)
 
 
 class _Part(NamedTuple):

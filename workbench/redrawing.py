@@ -13,6 +13,7 @@ import numpy as np
 
 from .errors import ExperimentError
 from .experiment import Batch, Sampler, as_batch, batch_hash, random_key, read_cursor, set_random_key
+from .numbered_batch import numpy_of
 
 AHEAD = 64  # batches among which one that comes too early is looked for
 
@@ -53,7 +54,8 @@ def draw_again(sampler: Sampler, batch: Batch, cursor: dict[str, Any], number: i
         ExperimentError: it is another batch.
     """
     generators = Generators()
-    drawn = _next(sampler)
+    numpy = bool(numpy_of(batch))
+    drawn = _next(sampler, numpy=numpy)
     moved = generators.moved()
     if drawn is not None and batch_hash(drawn) == batch_hash(batch):
         return drawn
@@ -63,7 +65,7 @@ def draw_again(sampler: Sampler, batch: Batch, cursor: dict[str, Any], number: i
             f"{said}: the sampler draws from {' and '.join(moved)}, whose state its cursor does not hold; use a "
             "generator of its own, seeded from what the cursor says"
         )
-    if drawn is not None and (ahead := _ahead(sampler, first, drawn, number)):
+    if drawn is not None and (ahead := _ahead(sampler, first, drawn, number, numpy=numpy)):
         raise ExperimentError(
             f"{said}: the cursor is off by {ahead}. It stands after a batch fetched ahead, {ahead} after the one "
             "handed out last; state_dict() must say where the stream stands after the batch handed out"
@@ -115,19 +117,19 @@ def check_cursor(
     set_random_key(left)
 
 
-def _next(sampler: Iterator[Any]) -> Batch | None:
+def _next(sampler: Iterator[Any], *, numpy: bool) -> Batch | None:
     try:
-        return as_batch(next(sampler))
+        return as_batch(next(sampler), numpy=numpy)
     except StopIteration:
         return None
 
 
-def _ahead(sampler: Sampler, first: dict[str, Any], drawn: Batch, number: int) -> int:
+def _ahead(sampler: Sampler, first: dict[str, Any], drawn: Batch, number: int, *, numpy: bool) -> int:
     """How many batches after batch `number` of the stream from `first` the drawn one comes; 0: it was not found."""
     wanted = batch_hash(drawn)
     sampler.load_state_dict(dict(first))
     for place in range(1, number + AHEAD + 1):
-        found = _next(sampler)
+        found = _next(sampler, numpy=numpy)
         if found is None:
             break
         if batch_hash(found) == wanted:

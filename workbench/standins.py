@@ -16,10 +16,10 @@ from typing import Any
 
 from .bare_objects import is_a
 from .deep_snapshot import DeepSnapshot, Opaque
+from .enumeration import some
 from .errors import ExperimentError
 from .redrawing import Generators
-
-_SHOWN = 6  # names in a sentence
+from .shared_settings import ProcessSettings
 
 
 class Touched(BaseException):
@@ -101,7 +101,7 @@ def without_counting(
     Raises:
         ExperimentError: something could not be put back.
     """
-    generators, found = Generators(), list(found)
+    generators, settings, found = Generators(), ProcessSettings(), list(found)
     try:
         begin()
         with around.read_only():
@@ -113,18 +113,13 @@ def without_counting(
                 place.put(one.value)
         if not keep:
             generators.put_back()
+            settings.put_back()
         if failed:
             raise ExperimentError(
                 f"it changes {some(failed)}, which could not be put back after the step was performed twice, so the "
                 "training would be another from here on. Nothing has been recorded; keep that in a list, a dict or an "
                 "array, or pass self_check=False"
             )
-
-
-def some(names: Iterable[str]) -> str:
-    """The first of them, and how many more there are."""
-    found = list(names)
-    return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
 
 
 def _put_in_place(found: Iterable[Opaque]) -> list[Opaque]:

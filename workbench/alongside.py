@@ -37,6 +37,8 @@ class Alongside(Generic[T]):
         self._error: BaseException | None = None
         if here or _has_gpu():
             self._perform()
+            if isinstance(self._error, KeyboardInterrupt):  # it stops the caller, who may have much else to do first
+                raise self._error
         else:
             with contextlib.suppress(RuntimeError):  # no more threads, or the interpreter is about to end
                 _pool().submit(self._perform)

@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,17 +41,20 @@ _MEETING = (
 
 
 def numeric_environment() -> dict[str, Any]:
-    """A JSON object, nested at most one level; the same on every call in one process except for the default device."""
+    """A JSON object, nested at most one level; the same on every call in one process, but for the default device and
+    what the process itself sets: variables, thread counts, compilation, the mode of the smallest floats."""
     device = mx.default_device()
     on_cpu = device.type == mx.DeviceType.cpu
+    linux_cpu = on_cpu and platform.system() == "Linux"
     return {
         "mlx": importlib.metadata.version("mlx"),
         "backend": "cpu" if on_cpu else "metal" if mx.metal.is_available() else "cuda",
         "device": _cpu_name() if on_cpu else _gpu(),
         "system": platform.system(),
         "machine": platform.machine(),
-        "blas": dict(_mlx_blas()) if on_cpu else None,
-        "jit_compiler": _jit_compiler() if on_cpu and platform.system() == "Linux" else None,
+        "blas": _mlx_blas() if on_cpu else None,
+        "libc": _libc() if linux_cpu else None,
+        "jit_compiler": _jit_compiler() if linux_cpu else None,
         "compile_disabled": _compile_disabled(on_cpu),
         "flush_to_zero": _flushes_to_zero() if on_cpu else None,
         "default_dtype": str(mx.zeros(1).dtype).removeprefix("mlx.core."),
@@ -62,6 +66,7 @@ def numeric_environment() -> dict[str, Any]:
             for name, value in sorted(os.environ.items())
             if name.startswith(_PREFIXES) and name not in (*_HARMLESS, *_MEETING)
         },
+        "hash_seed": _hash_seed(),
     }
 
 
@@ -99,11 +104,17 @@ def on_device(backend: str) -> Iterator[None]:
 
 
 def _compile_disabled(on_cpu: bool) -> bool | None:
-    """Whether `mx.disable_compile()` was called: MLX can't be asked, but then it traces a function on every call. None
-    if not; or if a variable or the lack of a compiler has the same effect, for these are recorded already."""
+    """Whether `mx.disable_compile()` was called. None if not; or if a variable or the lack of a compiler has the same
+    effect, for these are recorded already. False if MLX compiles in spite of the variable, which came too late."""
     linux_cpu = on_cpu and platform.system() == "Linux"
-    if "MLX_DISABLE_COMPILE" in os.environ or (linux_cpu and (_jit_compiler() or "").startswith("none")):
+    if linux_cpu and (_jit_compiler() or "").startswith("none"):
         return None
+    disabled = compile_disabled()
+    return None if disabled == ("MLX_DISABLE_COMPILE" in os.environ) else disabled
+
+
+def compile_disabled() -> bool:
+    """Whether `mx.compile` does nothing here: MLX can't be asked, but then it traces a function on every call."""
     traced = []
 
     def nothing(x: mx.array) -> mx.array:
@@ -112,7 +123,7 @@ def _compile_disabled(on_cpu: bool) -> bool | None:
 
     compiled, x = mx.compile(nothing), mx.zeros(1)
     compiled(x), compiled(x)
-    return True if len(traced) > 1 else None
+    return len(traced) > 1
 
 
 def _flushes_to_zero() -> bool | None:
@@ -163,11 +174,20 @@ def _defining_file(library: ctypes.CDLL, symbol: str) -> Path | None:
     return Path(os.fsdecode(info.file)) if dladdr(address, ctypes.byref(info)) and info.file else None
 
 
-@functools.cache
-def _mlx_blas() -> tuple[tuple[str, Any], ...]:
+def _mlx_blas() -> dict[str, Any]:
     """The BLAS that MLX's CPU backend really calls: a preloaded library comes before the one it was linked with."""
     if platform.system() == "Darwin":
-        return (("library", "Accelerate"), ("version", platform.mac_ver()[0]))
+        return {"library": "Accelerate", "version": platform.mac_ver()[0]}
+    facts = dict(_library())
+    for pool in _pools():  # nothing for the reference BLAS; for a thin libblas, the library behind it
+        if not _is_numpys(pool):
+            facts |= {key: pool.get(key) for key in ("internal_api", "version", "architecture", "num_threads")}
+    return facts
+
+
+@functools.cache
+def _library() -> tuple[tuple[str, Any], ...]:
+    """That BLAS, as a file."""
     library = _defining_file(ctypes.CDLL(None), "cblas_sgemm")
     if library is None:
         for path in Path(mx.__file__).parent.glob("lib/libmlx.so"):
@@ -175,11 +195,27 @@ def _mlx_blas() -> tuple[tuple[str, Any], ...]:
     if library is None:
         return (("library", "unknown"),)
     resolved = library.resolve()
-    facts: dict[str, Any] = {"library": resolved.name, "sha256": sha256(resolved.read_bytes())[:16]}
-    for pool in _pools():  # nothing for the reference BLAS; for a thin libblas, the library behind it
-        if not _is_numpys(pool):
-            facts |= {key: pool.get(key) for key in ("internal_api", "version", "architecture", "num_threads")}
-    return tuple(facts.items())
+    return (("library", resolved.name), ("sha256", sha256(resolved.read_bytes())[:16]))
+
+
+@functools.cache
+def _libc() -> str | None:
+    """The C library, from which MLX's CPU backend has tanhf, powf, log1pf and others."""
+    name, version = platform.libc_ver()
+    return f"{name} {version}" if name and version else None
+
+
+def _hash_seed() -> str:
+    """What Python hashes texts with, and so the order of a set of texts: a number, or "random", another one in each
+    process. Only what was set when the process began counts."""
+    if not sys.flags.hash_randomization:
+        return "0"
+    asked = None if sys.flags.ignore_environment else os.environ.get("PYTHONHASHSEED")
+    with contextlib.suppress(OSError):
+        began = Path("/proc/self/environ").read_bytes().split(b"\0")
+        if f"PYTHONHASHSEED={asked}".encode() not in began:
+            asked = None
+    return asked if asked is not None and asked.isdecimal() else "random"
 
 
 @functools.cache
@@ -198,7 +234,6 @@ def _is_numpys(pool: dict[str, Any]) -> bool:
     return folder in parents or folder.with_name("numpy.libs") in parents
 
 
-@functools.cache
 def _pools() -> list[dict[str, Any]]:
     from threadpoolctl import threadpool_info
 

@@ -131,7 +131,8 @@ def main(text: str) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     asked = msgspec.json.decode(text, type=Asked)
     from . import read_ahead
-    from .run import CHECKPOINTS, Run
+    from .recorded.layout import CHECKPOINTS
+    from .run import Run
 
     def wait() -> None:
         if not given.read():

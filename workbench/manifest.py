@@ -46,6 +46,8 @@ class Segment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         norms: how its norms were added; None: as `Manifest.norms` says.
         code: digests of the source files that performed its steps, by module; None: not recorded. See `sources`.
         rate_factor: what the schedules of learning rates are multiplied by in it; less than 1 after a rollback.
+        values: what the step read beside its state when the process that began it performed its first step, as texts
+            by path; unset: not recorded. See `recording.start_values`.
     """
 
     segment: int
@@ -56,6 +58,7 @@ class Segment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     norms: str | None = None
     code: dict[str, str] | None = None
     rate_factor: float = 1.0
+    values: dict[str, str] | UnsetType = UNSET
 
 
 class Parent(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,7 +96,8 @@ class End(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`rebuild` is how to get the experiment again: {"kind": "trainer", "config": {...}}, {"kind": "factory",
     "factory": "module:function", "arguments": {...}}, or {"kind": "none"}, to which a script that recorded a loop
-    of its own adds its path and arguments, "script" and "argv". Opening a run imports nothing that it names.
+    of its own adds its path and arguments, "script" and "argv", which of its recorders this was, "recorder", from 1,
+    and the name by which `python -m` ran it, "module". Opening a run imports nothing that it names.
     """
 
     format_version: int = VERSION
@@ -119,6 +123,8 @@ class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stored_batches: bool = False  # in the folder `batches`, named by the hash that telemetry logs
     own_step: bool = False  # the experiment has a step function of its own
     numbers: bool = False  # those of Python or numpy in a batch reach the step as they are, not as arrays
+    numpy: bool = False  # so do arrays of numpy
+    loss: str = "float32"  # dtype of the loss that the first step returned; what is logged of it is float32
     extra: list[str] = []  # names of the state that it keeps outside model and optimizer
     ranks: RankSetup | UnsetType = UNSET  # who trained together; of one process there is none
     ignore: list[str] | UnsetType = UNSET  # what the step changes, and the user says that no step depends on

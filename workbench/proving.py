@@ -30,8 +30,8 @@ from .ranks.attendance import setup_of
 from .replay import Outcome, replay_steps
 from .replaying.fallback import entered
 from .replaying.legs import ONE_EXPERIMENT
-from .replaying.preparation import Prepared, other_files, undisturbed
-from .replaying.suspicion import suspicion
+from .replaying.preparation import Prepared, undisturbed
+from .replaying.reasons import reasons
 from .run import Run
 from .verification import Check, Verdict
 
@@ -273,8 +273,7 @@ def _check(outcome: Outcome, ready: Prepared, segment: int) -> Check:
     name = f"{outcome.step}, segment {segment}"
     if (difference := outcome.first_difference) is not None:
         where = f"{difference.item} at step {difference.step} ({difference.where}): {difference.detail}"
-        others = bool(other_files(ready.run, segment, difference.step))
-        noted = None if ready.unlike else suspicion(ready.run, segment, difference.step, others=others)
+        noted = "" if ready.unlike else " ".join(reasons(ready, segment, difference.step))
         return Check("step", name, "mismatch", f"the first difference is {where}" + (f". {noted}" if noted else ""))
     if not outcome.exact:
         return Check("step", name, "unverified", outcome.gates.faithful.explanation)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import copy
 import gc
+import sys
 import types
 from collections.abc import Callable, Collection, Iterator
 from functools import partial, partialmethod
@@ -37,13 +38,26 @@ from .bare_objects import (
     slot,
     slots,
 )
-from .code_names import globals_used
+from .code_names import globals_used, imported
 from .host import raw_views
-from .object_graph import CACHED, IN_C, WRAPPING, Place, closed_over, held_in_c, of_partial, ours
+from .library_functions import LIBRARY, by_name, library_bases, of_classes
+from .object_graph import (
+    CACHED,
+    IN_C,
+    WRAPPING,
+    Place,
+    closed_over,
+    held_in_c,
+    of_module,
+    of_partial,
+    ours,
+    own_module,
+)
 from .report_branches import REPORTERS
 from .trees import state_arrays
 
 Found = tuple[str, Any, Place | None]
+Classes = dict[int, tuple[str, Any]]  # by id, for a class may have a hash of its own: a path, and the class
 INHERITED = "inherited"  # kind of a place: in an object's attributes, where nothing stands yet
 
 _LIMIT = 20_000  # objects visited, and
@@ -51,6 +65,7 @@ _LONG = 1_000  # items of a list: enough for any model, and no walk through a da
 _PLAIN = (int, float, str, bool, type(None))
 _FOREIGN = {"builtins", "mlx", "numpy", "workbench", "threading", "collections", "functools", "itertools"}
 _HOLDERS = (types.SimpleNamespace, partialmethod)
+_ONCE = ("__init__", "__new__", "__post_init__", "__init_subclass__", "__repr__", "__str__")  # methods no step calls
 _FOREIGN |= {"types", "queue"} | REPORTERS  # what a progress bar counts is its own
 
 
@@ -75,14 +90,53 @@ def walk(root: Any, path: str, skip: Collection[int] = ()) -> Iterator[tuple[str
     return ((found, value) for found, value, _ in visit(root, path, skip))
 
 
-def visit(root: Any, path: str, skip: Collection[int] = (), also: tuple[type, ...] = ()) -> Iterator[Found]:
+def visit(
+    root: Any,
+    path: str,
+    skip: Collection[int] = (),
+    also: tuple[type, ...] = (),
+    classes: Classes | None = None,
+) -> Iterator[Found]:
     """As `walk`, and the place of each: what holds it, and the key there; None where nothing else can be put.
 
     Args:
         also: classes of which each instance comes, too, as often as it is held; but for the root.
+        classes: gets those whose methods a step may call, each with a path: of layers, and of the user's objects.
     """
+    return _visit([(path, root, None)], {id(root)}, skip, also, classes)
+
+
+def visit_methods(classes: Classes, skip: Collection[int] = (), also: tuple[type, ...] = ()) -> Iterator[Found]:
+    """What the methods of classes reach: those of the user's with what they use, of MLX's which functions they are."""
+    known: set[int] = set()
+    while new := [one for key, one in classes.items() if key not in known]:
+        known |= classes.keys()
+        own = [(path, kind) for path, kind in new if ours(module_of(kind))]
+        roots: list[Found] = [(f"{path}.{name}", one, None) for path, kind in own for name, one in _methods(kind)]
+        yield from _visit(roots, (), skip, also, classes)
+        if also:
+            yield from of_classes([(path, kind) for path, kind in new if not ours(module_of(kind))])
+
+
+def _methods(kind: type) -> Iterator[tuple[str, Any]]:
+    inside = (staticmethod, classmethod, property)
+    for name, one in names_of(kind).items():
+        if name in _ONCE:
+            continue
+        for held in held_in_c(one) if is_a(one, inside) else [one]:
+            if is_a(held, types.FunctionType):
+                yield name, held
+
+
+def _visit(
+    todo: list[Found],
+    roots: Collection[int],
+    skip: Collection[int],
+    also: tuple[type, ...],
+    classes: Classes | None,
+) -> Iterator[Found]:
     seen = set(skip)
-    todo: list[Found] = [(path, root, None)]
+    todo = todo[::-1]
     for _ in range(_LIMIT):
         if not todo:
             return
@@ -90,12 +144,24 @@ def visit(root: Any, path: str, skip: Collection[int] = (), also: tuple[type, ..
         if is_a(value, (mx.array, np.number, *_PLAIN)):
             yield path, value, place
             continue
-        if value is not root and is_a(value, also):
+        if id(value) not in roots and is_a(value, also):
             yield path, value, place
-        if id(value) in seen:
+        if id(value) in seen or (place is not None and place.kind == LIBRARY):
             continue
         seen.add(id(value))
+        if classes is not None:
+            for name, kind in _kinds(path, value):
+                classes.setdefault(id(kind), (name, kind))
         todo += reversed(list(_children(path, value)))
+
+
+def _kinds(path: str, value: Any) -> Iterator[tuple[str, type]]:
+    """The classes whose methods a step may call with a value, each with a path."""
+    if is_a(value, nn.Module):
+        kinds = [one for one in order_of(type(value)) if ours(module_of(one))] + library_bases(type(value))
+        yield from ((f"{path}.{name_of(one)}" if path else name_of(one), one) for one in kinds)
+    elif is_a(value, type) and ours(module_of(value)):
+        yield path, value
 
 
 def _children(path: str, value: Any) -> Iterator[Found]:
@@ -133,7 +199,10 @@ def _children(path: str, value: Any) -> Iterator[Found]:
         yield path, (attributes(value) or {}).get("__wrapped__"), None
     elif full_name(type(value)) in IN_C:
         yield from ((path, one, None) for one in held_in_c(value))
-    elif is_a(value, _HOLDERS) or not (is_a(value, types.ModuleType) or _top(module_of(type(value))) in _FOREIGN):
+    elif is_a(value, types.ModuleType):
+        if own_module(value):  # held by an object
+            yield from ((f"{dot}{name}", item, Place(space, name)) for space, name, item in _variables(value))
+    elif is_a(value, _HOLDERS) or _top(module_of(type(value))) not in _FOREIGN:
         yield from _attributes(dot, value)
 
 
@@ -182,9 +251,27 @@ def _of_function(function: types.FunctionType) -> Iterator[Found]:
     yield from ((f"default {number}", item, None) for number, item in enumerate(function.__defaults__ or ()))
     yield from _of_dict("", function.__kwdefaults__ or {})
     yield from _of_dict("", function.__dict__)
-    for name in globals_used(function.__code__):
-        if name in function.__globals__:
-            yield name, function.__globals__[name], Place(function.__globals__, name)
+    space, code = function.__globals__, function.__code__
+    modules: dict[str, Any] = {
+        name: sys.modules.get(name) for name in imported(code, str(space.get("__package__") or ""))
+    }
+    for name in globals_used(code):
+        if is_a(space.get(name), types.ModuleType):
+            modules[name] = space[name]
+        elif name in space:
+            yield name, space[name], Place(space, name)
+    for name, module in modules.items():
+        if is_a(module, types.ModuleType):
+            edges = of_module(name, module, code)
+            yield from ((edge.path, edge.value, edge.place) for edge in edges if edge.place is not None)
+    yield from by_name(function)
+
+
+def _variables(module: Any) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    space = attributes(module) or {}
+    for name, item in list(space.items()):
+        if not name.startswith("__") and not is_a(item, types.ModuleType):
+            yield space, name, item
 
 
 def _closed_over(dot: str, function: types.FunctionType) -> Iterator[Found]:

@@ -15,14 +15,16 @@ from .alongside import Alongside
 from .compare import Evidence, Item, compare_evidence, overall
 from .errors import ReplayError
 from .experiment import Batch, Experiment, as_batch, read_cursor
+from .lines.line import Edits
 from .observe import Observation, edit, measure_alongside, observe
+from .own_scripts.users_code import performing
 from .probe import Probe, certified_probe
 from .probes.measure import parameter_rows, parameter_updates
 from .probes.measured import NonFinite, Row, Update
 from .probes.nonfinite import first_nonfinite
 from .snapshot import State, capture, first_difference, restore
 from .step import Stepper, StepResult
-from .telemetry import Edits
+from .token_loss import of_rows
 from .trace import Difference, Gate, Gates, difference_at
 
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done; may raise to cancel
@@ -109,7 +111,7 @@ def replay_steps(
         progress: called before each piece of work, and when a step is done.
 
     Raises:
-        ReplayError: a step is not after the start, or the sampler ran dry.
+        ReplayError: a step is not after the start, the sampler ran dry, or code of the user's raised an exception.
     """
     if not steps or steps[0] <= start.step or list(steps) != sorted(set(steps)):
         raise ReplayError(
@@ -134,8 +136,9 @@ def replay_steps(
         if before is not None:
             looked(before)
             before = before if hold or with_probe or repeat(step) else None
-        batch, cursor = _next_batch(experiment, step)
-        result = stepper(batch)
+        with performing(step):
+            batch, cursor = _next_batch(experiment, step)
+            result = stepper(batch)
         if step == first + 1:
             found = {"state": lanes.result()}
             departed = _departure(evidence(first), found, first, "restored state", layers)
@@ -221,6 +224,7 @@ def _examine(
 ) -> Outcome:
     """Repeats, probes and compares one performed step; leaves the experiment at state N."""
     experiment = stepper.experiment
+    result = replace(result, token_loss=of_rows(result.token_loss))
     sensitive = gates.sensitive(batch, after, observation)
     repeatable = Gate(verdict="unverified", explanation="not repeated")
     if with_repeat:
@@ -240,13 +244,14 @@ def _examine(
         def of_parameters() -> tuple[list[Row], list[Update]]:
             return parameter_rows(state, after, exact.gradients), parameter_updates(experiment, state, after, exact)
 
-        measured = certified_probe(
-            stepper,
-            state,
-            batch,
-            result,
-            lambda: beside.append(Alongside(of_parameters, here=experiment.step_fn is not None)),
-        )
+        with performing(after.step):
+            measured = certified_probe(
+                stepper,
+                state,
+                batch,
+                result,
+                lambda: beside.append(Alongside(of_parameters, here=experiment.step_fn is not None)),
+            )
         parameters, updates = beside[0].result() if beside else of_parameters()
         rows = measured.rows + parameters
         if result.token_loss is None and measured.certified:  # of a step of the user's own
@@ -294,6 +299,9 @@ def _items(
 def _repeated(stepper: Stepper, before: State, observation: Observation) -> Gate:
     """Performs the step once more, from the same state."""
     restore(stepper.experiment, before)
-    batch, cursor = _next_batch(stepper.experiment, before.step + 1)
-    repeated = observe(stepper, batch, stepper(batch), cursor, observation.method).evidence()
-    return gates.repeatable([name for name, value in repeated.items() if value != observation.evidence()[name]])
+    with performing(before.step + 1):
+        batch, cursor = _next_batch(stepper.experiment, before.step + 1)
+        result = stepper(batch)
+    repeated = observe(stepper, batch, result, cursor, observation.method).evidence()
+    first = observation.evidence()
+    return gates.repeatable([name for name, value in repeated.items() if value != first[name]])

@@ -15,11 +15,11 @@ import msgspec
 
 from .compare import Item, compare_evidence, overall
 from .errors import ReplayError
+from .lines.line import LANES
 from .replay import Outcome, Progress, replay_steps
-from .replaying.preparation import Prepared, other_files, prepared, undisturbed
-from .replaying.suspicion import suspicion
+from .replaying.preparation import Prepared, prepared, undisturbed
+from .replaying.reasons import reasons
 from .run import Run
-from .telemetry import LANES
 from .trace import Difference, difference_at
 
 if TYPE_CHECKING:
@@ -161,9 +161,7 @@ def _resumption(
             if departed is not None:
                 break
     if departed is not None and not ready.unlike:
-        others = bool(other_files(run, plan.segment, departed.step))
-        if (noted := suspicion(run, plan.segment, departed.step, others=others)) is not None:
-            ready.notices.insert(0, noted)
+        ready.notices[:0] = reasons(ready, plan.segment, departed.step)
     return Resumption(
         run=run.name,
         checkpoint=checkpoint,

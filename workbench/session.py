@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from . import kernel_cache, trace
+from . import kernel_cache
 from .alongside import Alongside
 from .batches.batch_files import as_numpy
 from .broken_state import begun, broken_before
@@ -20,17 +20,18 @@ from .ranks import launching
 from .ranks.attendance import attended
 from .ranks.joined import joined
 from .ranks.world import barrier, world
+from .recorded.plan import Plan
 from .replay import Progress, replay_steps
 from .replaying.fallback import entered
 from .replaying.legs import ONE_EXPERIMENT, legs_of
-from .replaying.preparation import other_files, refuse_changed_by_hand, undisturbed
+from .replaying.preparation import Prepared, refuse_changed_by_hand, undisturbed
+from .replaying.reasons import of_hashes, reasons
 from .replaying.second_process import independently_recorded, other_process, with_other_process
-from .replaying.suspicion import suspicion
 from .replaying.trace_assembly import assembled
-from .run import Plan, Run
+from .run import Run
 from .snapshot import State
 from .trace import Trace, TraceRecord
-from .traces import traces_folder, writing
+from .traces import put, write_kept
 
 
 def replay_run(run: Run, steps: int | range, **options: Any) -> list[Trace]:
@@ -141,7 +142,7 @@ def _replay_run(
                     path, where = _write(record, trace_dir, run) if mine else (None, [])
                     batch = as_numpy(outcome.batch)
                     broken = broken_before(run, plan.segment, outcome.step, looked.pop(outcome.step).result())
-                    traces.append(Trace(record, path, batch, _noted(run, leg, record) + broken + notices + where))
+                    traces.append(Trace(record, path, batch, _noted(ready, leg, record) + broken + notices + where))
                     began = time.perf_counter()
                     del outcome, record, batch  # before the next step needs room
                 ready.end()
@@ -200,16 +201,16 @@ def performed(
                 yield outcome.step, outcome.observation.evidence()
 
 
-def _noted(run: Run, plan: Plan, record: TraceRecord) -> list[str]:
-    """What the recorder suspected, of a replay that is not exact on a machine that is."""
-    if record.first_difference is None or record.environment_differences:
+def _noted(ready: Prepared, plan: Plan, record: TraceRecord) -> list[str]:
+    """What may be the reason, of a replay that is not exact on a machine that is, or not repeatable."""
+    if record.environment_differences:
         return []
-    step = record.first_difference.step
-    noted = suspicion(run, plan.segment, step, others=bool(other_files(run, plan.segment, step)))
-    return [] if noted is None else [noted]
+    if record.first_difference is not None:
+        return reasons(ready, plan.segment, record.first_difference.step)
+    if record.gates.repeatable.verdict == "mismatch" and (said := of_hashes(ready, plan.segment, record.step)):
+        return [said]
+    return []
 
 
 def _write(record: TraceRecord, trace_dir: Path | None, run: Run) -> tuple[Path, list[str]]:
-    folder, notices = traces_folder(run, trace_dir)
-    with writing(folder):
-        return trace.write(record, folder), notices
+    return put(run, trace_dir, lambda folder, notices: write_kept(record, folder, notices))

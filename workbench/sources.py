@@ -11,7 +11,6 @@ import functools
 import hashlib
 import io
 import sys
-import sysconfig
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
@@ -20,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from .experiment import Experiment
+from .own_scripts.users_code import bare, is_users
 from .script_code import parts_of
 
 # Of this package: what has a part in the arithmetic of a step, or in which data it gets.
@@ -61,6 +61,8 @@ def code_of(experiment: Experiment, rebuild: Mapping[str, Any], script: Path | N
         parts = _parts(script, experiment)
         if name and (parts or name in paths):
             paths[name] = script.resolve()
+        if (module := rebuild.get("module")) and script is not None and script.stem == name:
+            paths[str(module)] = script.resolve()  # as it is known where it was run by `python -m`
     seen: dict[str, str] = {}
     queue = list(paths.items())
     while queue and len(seen) < MOST:
@@ -97,7 +99,8 @@ def beside_the_step(
     """
     stem = Path(str(rebuild.get("script", ""))).stem
     whole = f"user:{stem}"
-    rest = [{name: digest for name, digest in (one or {}).items() if name != whole} for one in recorded]
+    names = {whole, f"user:{rebuild.get('module', '')}"}
+    rest = [{name: digest for name, digest in (one or {}).items() if name not in names} for one in recorded]
     if not stem or not any(here.get(whole, digest) != digest for one in recorded if (digest := (one or {}).get(whole))):
         return (rest if stem else [dict(one or {}) for one in recorded]), []
     if all(any(name.startswith(PART) for name in one) for one in rest):
@@ -170,7 +173,7 @@ def _executed(source: bytes) -> Iterator[str]:
 def _modules(experiment: Experiment) -> Iterator[str]:
     """Names of the modules in which the experiment's classes and functions are defined."""
     optimizer = experiment.optimizer
-    parts = [*experiment.model.modules(), optimizer, *getattr(optimizer, "optimizers", ()), experiment.sampler]
+    parts = [*experiment.model.modules(), optimizer, *getattr(optimizer, "optimizers", ()), bare(experiment.sampler)]
     kinds = {base for part in parts for base in type(part).__mro__}
     yield from sorted({kind.__module__ for kind in kinds})
     for given in (experiment.loss_fn, getattr(experiment, "step_fn", None)):
@@ -195,18 +198,7 @@ def _name(module: ModuleType) -> str:
 def _own_file(module: ModuleType) -> Path | None:
     """The file of a module of the user's."""
     file = getattr(module, "__file__", None)
-    return Path(file).resolve() if file and str(file).endswith(".py") and _is_users(Path(file).resolve()) else None
-
-
-@functools.cache
-def _installed() -> tuple[Path, ...]:
-    paths = sysconfig.get_paths()
-    return tuple(Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-
-
-def _is_users(path: Path) -> bool:
-    ours = Path(__file__).resolve().parent
-    return not any(path.is_relative_to(folder) for folder in (*_installed(), ours))
+    return Path(file).resolve() if file and str(file).endswith(".py") and is_users(Path(file).resolve()) else None
 
 
 def _located(name: str) -> Path | None:
@@ -220,7 +212,7 @@ def _located(name: str) -> Path | None:
             return None
         path = spec.submodule_search_locations or []
     file = Path(spec.origin).resolve() if spec is not None and spec.origin else None
-    return file if file is not None and file.suffix == ".py" and _is_users(file) else None
+    return file if file is not None and file.suffix == ".py" and is_users(file) else None
 
 
 def _imported(path: Path, name: str) -> list[tuple[str, Path]]:

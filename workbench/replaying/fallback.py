@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ChangedByHand, CheckpointError
-from ..run import Plan, Run
+from ..recorded.plan import Plan
+from ..run import Run
 from .preparation import Prepared, prepared
 
 

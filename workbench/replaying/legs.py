@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from ..run import Plan, Run
+from ..recorded.plan import Plan
+from ..run import Run
 
 ONE_EXPERIMENT = (
     "each checkpoint was restored into the one experiment that was given, so that Python state which no checkpoint "

@@ -5,8 +5,9 @@ Knows run folders and the core; performs no step.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,25 +16,30 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from ..capture import layers_of
 from ..checkpoints import checkpoint_reader
 from ..checkpoints.checkpoint_comparison import difference
-from ..environment import differences, numeric_environment, on_device
+from ..environment import numeric_environment, on_device
 from ..errors import ChangedByHand, CheckpointError, EnvironmentMismatch, ExperimentError
 from ..experiment import Experiment, random_key, set_random_key
 from ..files_read import differences as differences_of_files
 from ..fingerprint import known_method
-from ..hyperparameters import describe_optimizer, other_optimizer, other_options, other_parts
+from ..lines.line import ARRAYS, Edits
 from ..norms import method_here
+from ..own_scripts.named_script import named
+from ..process_settings import as_before
 from ..ranks.attendance import other_wiring, refuse_ranks
 from ..ranks.rank_run import RankRun
-from ..rebuild import rebuild, software_differences
+from ..rebuild import rebuild, software_differences, unlike_run
+from ..recorded.layout import CHECKPOINTS
+from ..recorded.plan import Plan
+from ..recording.start_values import other_values, start_values
 from ..replay import Comparison
-from ..run import CHECKPOINTS, Plan, Run
+from ..run import Run
 from ..snapshot import State
 from ..sources import beside_the_step, changed, code_of, running_script
 from ..stored_batches import with_stored_batches
-from ..telemetry import ARRAYS, Edits
+from ..surroundings import differences, other_hashes, set_too_late, shell_line
+from .as_found import left_as_found
 
 
 @contextmanager
@@ -58,6 +64,8 @@ class Prepared:
         unlike: in what it differs from the run's.
         notices: what the user should know.
         own: whether nobody but this package has the experiment.
+        given: whether it was handed in, so that its state is put back as it was found.
+        others: a sentence on what the step reads beside its state that is otherwise than recorded; None: nothing is.
         damaged: steps whose checkpoint can't be read.
     """
 
@@ -71,6 +79,8 @@ class Prepared:
     unlike: list[str]
     notices: list[str]
     own: bool = False
+    given: bool = False
+    others: str | None = None
     damaged: set[int] = field(default_factory=set)
 
     def end(self) -> None:
@@ -83,6 +93,7 @@ class Prepared:
         if self.own:
             for tree in (self.experiment.model, self.experiment.optimizer.state):
                 _empty(tree)
+            _left.discard(id(self))
 
     def begin(self) -> State:
         """`start`, which is let go of here: a roll-forward leaves it behind, and it takes as much memory as any."""
@@ -102,11 +113,12 @@ class Prepared:
         """What compares the run's own checkpoint of a step; None: there is none. If it can't be read, a notice says so
         then, and it is among the `damaged`."""
         key = (step, self.run.manifest.lineage(self.plan.segment, step))
-        return partial(self._difference, key) if key in self.run.checkpoints else None
+        folder = (self.run.path / CHECKPOINTS).absolute()  # a step of the user's may be elsewhere when it is read
+        return partial(self._difference, folder, key) if key in self.run.checkpoints else None
 
-    def _difference(self, key: tuple[int, int], state: State) -> str | None:
+    def _difference(self, folder: Path, key: tuple[int, int], state: State) -> str | None:
         try:
-            return difference(self.run.path / CHECKPOINTS, *key, state, self.run.manifest.run) or ""
+            return difference(folder, *key, state, self.run.manifest.run) or ""
         except CheckpointError as error:
             self.notices.append(f"checkpoint {key[0]} was not compared: {error}")
             self.damaged.add(key[0])
@@ -121,6 +133,18 @@ class Prepared:
         return msgspec.structs.replace(found or Edits(), rate_factor=factor)
 
 
+_left: set[int] = set()  # of `Prepared`: what was worked on before may still stand, in circles
+
+
+def _let_go() -> None:
+    """Of what earlier work here left behind and nothing ended: experiments of other work than replays, and of factories
+    and scripts, whose names and functions hold each other. Python counts objects, not bytes, and looks for circles so
+    seldom that 14 states were seen to stand after 50 replays."""
+    if _left:
+        _left.clear()
+        gc.collect()
+
+
 @contextmanager
 def prepared(
     run: Run,
@@ -131,7 +155,8 @@ def prepared(
     other_environment: bool,
     whole: Plan | None = None,
 ) -> Iterator[Prepared]:
-    """On the device that recorded: environment compared, checkpoint read, experiment rebuilt and compared.
+    """On the device that recorded: environment compared, checkpoint read, experiment rebuilt and compared. One that was
+    handed in has the state again at the end that it had: see `left_as_found`.
 
     Args:
         whole: of which `plan` is a leg: what would refuse a later leg refuses the first.
@@ -148,24 +173,29 @@ def prepared(
     all_ = performed if whole is None else _performed(run, whole)
     method = known_method(run.manifest.fingerprint, run.path)
     backend = run.manifest.segments[performed[-1]].environment.get("backend", "cpu")
-    with on_device(backend):
-        here = numeric_environment()
+    with on_device(backend), ExitStack() as within:
+        started = here = numeric_environment()
         rest = software_differences(run.manifest) if experiment is None else []
         rest += other_wiring(run.manifest)
-        unlike = _differences(run, all_, here) + rest
-        if unlike and not other_environment:
-            raise EnvironmentMismatch(
-                f"this machine computes differently from the one that recorded {run.name}: {'; '.join(unlike)}. Replay "
-                "where it was recorded, or go on with --other-environment (other_environment=True): the result is then "
-                "informational only."
-            )
+        runs_code = experiment is None and (factory is not None or run.manifest.rebuild.get("kind") == "factory")
+        if not other_environment:
+            _refuse_unlike(run, _differences(run, all_, here, settable=not runs_code) + rest, all_, started)
+        _let_go()
         try:
             start = stored_state(run, *plan.checkpoint)
         except CheckpointError as error:
             raise CheckpointError(f"{error}. Start from an earlier one: --checkpoint STEP (checkpoint=STEP)") from error
-        own = experiment is None and run.manifest.rebuild.get("kind") == "trainer"
+        given = experiment is not None
+        own = not given and run.manifest.rebuild.get("kind") == "trainer"
+        notices: list[str] = []  # to which more may come while steps are performed
         if experiment is None:
-            experiment = rebuild(run.manifest, run.path, factory)
+            within.enter_context(as_before())
+            experiment = rebuild(run.manifest, run.path, factory, notices)
+        if runs_code:  # which may have set some of it
+            here = numeric_environment()
+            rest += set_too_late(started, here)
+            if not other_environment:
+                _refuse_unlike(run, _differences(run, all_, here) + rest, all_, started)
         experiment = with_stored_batches(run, experiment, plan.segment)
         refuse_another(run, experiment)
         found = code_of(experiment, run.manifest.rebuild, _script(run, factory))
@@ -178,8 +208,8 @@ def prepared(
             )
         code, edited = _changed_code(run, performed, found)
         unlike = _differences(run, performed, here) + rest + code
-        notices = [*plan.notices, *([] if code else edited)]
-        notices += other_files(run, plan.segment, plan.steps[-1])
+        notices[:0] = [*plan.notices, *([] if code else edited)]
+        notices += other_files(run, plan.segment, plan.steps[-1]) + _other_hashes(run, performed, here)
         between = range(plan.checkpoint[0] + 1, plan.steps[-1])
         if missing := [step for step in between if run.line(step, plan.segment) is None]:
             notices.append(f"not checked on the way, as the telemetry lacks their lines: steps {missing}")
@@ -187,9 +217,13 @@ def prepared(
             notices.append(
                 f"the run's norms were added in another way ({', '.join(sorted(other))}): they are not compared"
             )
-        ready = Prepared(run, plan, experiment, start, method, backend, here, unlike, notices, own)
+        ready = Prepared(run, plan, experiment, start, method, backend, here, unlike, notices, own, given)
+        if (values := run.manifest.segments[performed[-1]].values) is not UNSET and values:
+            ready.others = other_values(values, start_values(experiment, run.manifest.ignore or ()))
         del start  # here, too
-        yield ready
+        _left.add(id(ready))
+        with left_as_found(experiment if given else None):
+            yield ready
 
 
 def _empty(container: Any) -> None:
@@ -206,9 +240,33 @@ def _performed(run: Run, plan: Plan) -> list[int]:
     return sorted({run.manifest.lineage(plan.segment, step) for step in steps})
 
 
-def _differences(run: Run, segments: Sequence[int], here: dict[str, Any]) -> list[str]:
+def _differences(run: Run, segments: Sequence[int], here: dict[str, Any], *, settable: bool = True) -> list[str]:
     recorded = [run.manifest.segments[segment].environment for segment in segments]
-    return list(dict.fromkeys(phrase for one in recorded for phrase in differences(one, here)))
+    return list(dict.fromkeys(phrase for one in recorded for phrase in differences(one, here, settable=settable)))
+
+
+def _other_hashes(run: Run, segments: Sequence[int], here: dict[str, Any]) -> list[str]:
+    found = [other_hashes(run.manifest.segments[segment].environment, here) for segment in segments]
+    return list(dict.fromkeys(one for one in found if one is not None))
+
+
+def _refuse_unlike(run: Run, unlike: list[str], segments: Sequence[int], started: dict[str, Any]) -> None:
+    """
+    Args:
+        started: the environment before any code of the user's was run here.
+
+    Raises:
+        EnvironmentMismatch: there are differences.
+    """
+    if not unlike:
+        return
+    line = shell_line(run.manifest.segments[segments[-1]].environment, started)
+    where = "" if line is None else f", with its variables set in the shell that starts Python ({line})"
+    raise EnvironmentMismatch(
+        f"this machine computes differently from the one that recorded {run.name}: {'; '.join(unlike)}. Replay where "
+        f"it was recorded{where}, or go on with --other-environment (other_environment=True): the result is then "
+        "informational only."
+    )
 
 
 def _changed_code(run: Run, segments: Sequence[int], here: dict[str, str]) -> tuple[list[str], list[str]]:
@@ -221,7 +279,8 @@ def _changed_code(run: Run, segments: Sequence[int], here: dict[str, str]) -> tu
 def _script(run: Run, factory: str | None) -> Path | None:
     """Which builds the experiment; None: none does, or a notebook or another script than the one that recorded."""
     if factory is not None:
-        return Path(factory) if factory.endswith(".py") else None
+        script = named(factory, run.manifest.rebuild)
+        return None if script is None else script.path
     recorded = run.manifest.rebuild.get("script")
     return running if (running := running_script()) is not None and str(running) == recorded else None
 
@@ -284,11 +343,5 @@ def stored_state(run: Run, step: int, segment: int) -> State:
 
 def refuse_another(run: Run, experiment: Experiment) -> None:
     """Options and hyperparameters come from the run, never from defaults."""
-    unlike = other_options(msgspec.to_builtins(experiment.options), run.manifest.options)
-    unlike += other_optimizer(describe_optimizer(experiment.optimizer), run.manifest.optimizer)
-    owned = layers_of(experiment.model)
-    if owned.keys() == run.manifest.owned.keys() and owned != run.manifest.owned:  # other layers: `Stepper` names them
-        unlike.append("the model's layers own other parameters than recorded")
-    unlike += other_parts(experiment, run.manifest)
-    if unlike:
-        raise ExperimentError(f"this is not the experiment that {run.name} recorded: {'; '.join(unlike)}")
+    if found := unlike_run(run.manifest, experiment):
+        raise ExperimentError(f"this is not the experiment that {run.name} recorded: {'; '.join(found)}")

@@ -9,8 +9,9 @@ import msgspec
 
 from ..environment import PROCESS
 from ..fresh_replay import Asked, FreshProcess
+from ..recorded.plan import Plan
 from ..replay import Outcome
-from ..run import Plan, Run
+from ..run import Run
 from ..trace import Gate
 
 
@@ -57,11 +58,24 @@ def with_other_process(
     else:
         theirs, ours = child.evidence(outcome.step, say), outcome.observation.evidence()
         unequal = [name for name, value in ours.items() if theirs.get(name) != value]
-        if unequal:
-            gate = Gate(verdict="mismatch", explanation=f"a fresh process gave other bits: {', '.join(unequal)}")
-        else:
-            gate = _extended(gate, "and in a fresh process")
+        gate = _with_fresh(gate, unequal)
     return replace(outcome, gates=msgspec.structs.replace(outcome.gates, repeatable=gate))
+
+
+def _with_fresh(gate: Gate, unequal: list[str]) -> Gate:
+    """The gate of this process, with what a fresh one found.
+
+    Args:
+        unequal: what had other bits there than when the step was first performed here.
+    """
+    if gate.verdict == "mismatch":
+        there = f"and a fresh process gave other bits, too: {', '.join(unequal)}" if unequal else ""
+        return _extended(gate, there or "while a fresh process gave those of the first time")
+    if unequal:
+        return Gate(verdict="mismatch", explanation=f"a fresh process gave other bits: {', '.join(unequal)}")
+    if gate.verdict == "exact":
+        return _extended(gate, "and in a fresh process")
+    return Gate(verdict="exact", explanation="not repeated in this process, but a fresh process gave the same bits")
 
 
 def _extended(gate: Gate, more: str) -> Gate:

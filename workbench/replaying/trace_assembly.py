@@ -5,13 +5,16 @@ from __future__ import annotations
 import mlx.core as mx
 import msgspec
 import numpy as np
+from mlx.utils import tree_flatten
 
 from ..batches.batch_files import as_numpy
 from ..batches.row_targets import row_targets
-from ..bits import json_float
+from ..bits import float_bits, json_float
 from ..experiment import Experiment
+from ..probes.untrained import untrained
+from ..recorded.plan import Plan
 from ..replay import Outcome
-from ..run import Plan, Run
+from ..run import Run
 from ..trace import TraceRecord
 
 
@@ -23,8 +26,11 @@ def assembled(
     targets = _targets(run, outcome)
     forward = None if outcome.probe is None else outcome.probe.forward
     unmade = "" if outcome.probe is None else outcome.probe.unmade
+    parameters: dict[str, mx.array] = dict(tree_flatten(experiment.model.parameters()))
+    frozen = untrained(list(parameters), run.manifest.owned)
     return msgspec.convert(
-        outcome.observation.fields()
+        {"grad_norm_bits": float_bits(outcome.observation.grad_norm)}  # NaN where it is undefined
+        | outcome.observation.fields()
         | {
             "run": run.manifest.run,
             "step": outcome.step,
@@ -53,7 +59,8 @@ def assembled(
             "options": msgspec.to_builtins(experiment.options),
             "wall_s": round(seconds, 3),
         }
-        | ({"probe_unmade": unmade} if unmade else {}),
+        | ({"probe_unmade": unmade} if unmade else {})
+        | ({"untrained": frozen} if frozen else {}),
         type=TraceRecord,
     )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 
 from .cause import (
     batch_cause,
@@ -36,14 +37,17 @@ from .cause.contradiction import masked
 from .cause.counterfactual import Trials
 from .cause.inquiry import Conclusion, Inquiry, setting, skipping
 from .cause.outliers import outliers
+from .cause.unruled import standing
 from .cause.walk import broken, walk
 from .checkpoints import checkpoint_reader
 from .errors import ReplayError, WorkbenchError
 from .interventions.scene import CONTEXT, MEMORY_SHARE, Scene
 from .memory import memory
+from .number_text import number
+from .recorded.layout import CHECKPOINTS
 from .replay import Progress
-from .run import CHECKPOINTS, Run
-from .traces import traces_folder, writing
+from .run import Run
+from .traces import put
 from .verdict import Verdict, write
 
 SAVED = 64  # steps of roll-forward for which it is worth trying to decide without neighbours: about an autopsy's own
@@ -56,6 +60,7 @@ def autopsy(
     *,
     segment: int | None = None,
     trace_dir: Path | None = None,
+    examine: bool = False,
     progress: Progress = lambda done, total, what: None,
     **options: Any,
 ) -> Verdict:
@@ -67,6 +72,9 @@ def autopsy(
     alarm = flagged.get(asked.began, asked)
     if alarm.step != step:
         notices.append(f"step {step} stands in the spike that began at step {alarm.step}: that one is looked at")
+    rises = alarm.rule is not None
+    if not rises and (examine or not alarm.judged):
+        alarm, rises = standing(run, alarm, place)
     opening = {name: options[name] for name in ("experiment", "factory") if options.get(name) is not None}
     taken = 0.0
     for start in _starts(run, alarm, place, options.pop("checkpoint", None)):
@@ -74,10 +82,11 @@ def autopsy(
         hidden = masked(scene)
         if hidden is not None:
             alarm, notice = _unmasked(alarm, hidden)
+            rises = True
             notices.append(notice)
         inquiry = Inquiry(run, scene, Trials(scene), alarm, flagged, opening, progress, masked=hidden is not None)
         with scene.at_rest():
-            conclusion = _conclusion(inquiry, options)
+            conclusion = _conclusion(inquiry, rises, options)
         if conclusion.verdict != "unknown":
             break
         taken += inquiry.spent
@@ -87,7 +96,7 @@ def autopsy(
     scene = inquiry.scene  # of an earlier step, where the way there already departed
     with scene.at_rest():
         tried, odd = remedies.tried(inquiry, conclusion), outliers(inquiry)
-    folder, where = traces_folder(run, trace_dir)
+    found = [*notices, *scene.notices, *inquiry.notices]
     verdict = Verdict(
         run=run.manifest.run,
         name=run.name,
@@ -112,16 +121,21 @@ def autopsy(
         rolled=scene.rolled,
         environment=scene.environment,
         environment_differences=scene.unlike,
-        notices=list(dict.fromkeys([*notices, *scene.notices, *inquiry.notices, *where])),
+        notices=found,
     )
-    with writing(folder):
-        write(verdict, folder)
+
+    def written(folder: Path, where: list[str]) -> Path:
+        nonlocal verdict
+        verdict = msgspec.structs.replace(verdict, notices=list(dict.fromkeys([*found, *where])))
+        return write(verdict, folder)
+
+    put(run, trace_dir, written)
     return verdict
 
 
 def _unmasked(alarm: Alarm, logged: float) -> tuple[Alarm, str]:
     """The alarm that telemetry should have raised, and what to say of it."""
-    words = f"the loss is not finite, and telemetry masks it: it has {logged:.6g} in its place"
+    words = f"the loss is not finite, and telemetry masks it: it has {number(logged, 6)} in its place"
     changed = replace(
         alarm, rule="non_finite", metric="loss", value=math.nan, usual=alarm.usual_loss, explanation=words
     )
@@ -183,14 +197,23 @@ def _state_bytes(run: Run) -> int:
     return 3 * sum(math.prod(one.shape) * sizes.get(one.dtype, 4) for one in run.manifest.parameters) + 1
 
 
-def _conclusion(inquiry: Inquiry, options: dict[str, Any]) -> Conclusion:
+def _conclusion(inquiry: Inquiry, rises: bool, options: dict[str, Any]) -> Conclusion:
+    """
+    Args:
+        rises: whether the step stands out at all, by a rule or by itself.
+    """
     alarm = inquiry.alarm
-    if alarm.rule is None:
+    if alarm.judged and not rises:
         return _nothing(inquiry)
-    sentence = f"{alarm.explanation[0].upper()}{alarm.explanation[1:]} ({alarm.rule})."
+    sentence = f"{alarm.explanation[0].upper()}{alarm.explanation[1:]} ({alarm.rule or _no_rule(alarm)})."
     inquiry.found("alarm", sentence, "unknown", value=alarm.value, usual=alarm.usual)
     if not inquiry.exact:
         return _not_exact(inquiry, options)
+    if not rises:
+        reason = (
+            f"Not judged: {_no_rule(alarm)}. It does not rise above the steps before it, either: {alarm.explanation}."
+        )
+        return Conclusion("unknown", reason, {}, "enough steps before it for a rule to judge it")
     for look in (resume_cause.examine, precision_cause.not_finite, optimizer_cause.without_bound):
         if (found := look(inquiry)) is not None:
             return found
@@ -210,6 +233,9 @@ def _earlier(inquiry: Inquiry, square: Square | None) -> Conclusion:
         # What only batch N shows has to be sought with batch N.
         back = walk(inquiry, square.batch if square.carrier == "state" else inquiry.step)
     logits = None if square is None else logits_cause.Look(inquiry, square.batch)
+    if inquiry.scene.stepper.experiment.loss_fn is None:  # of a step of the user's own
+        inquiry.skip("attention logits", "the experiment has no loss function (loss_fn), which it would run")
+        logits = None
     if back is None:
         if logits is not None and (found := logits.ran_away() or logits.out_of_line()) is not None:
             return found
@@ -235,10 +261,22 @@ def _earlier(inquiry: Inquiry, square: Square | None) -> Conclusion:
 
 def _nothing(inquiry: Inquiry) -> Conclusion:
     alarm = inquiry.alarm
-    silent = "" if alarm.judged else " (the rules are silent until their window is full)"
-    return Conclusion(
-        "no-spike", f"No rule of spike detection names step {alarm.step}{silent}.", {}, "a rule that names it"
-    )
+    said = [f"No rule of spike detection names step {alarm.step}."]
+    if alarm.told is not None:
+        said.append(
+            "The recorder called it unstable when it logged it, by a rule of its own that spike detection does not "
+            f"have (see `Recorder(auto_rollback=…)`): {alarm.told}."
+        )
+    if alarm.explanation:
+        said.append(f"It does not rise above the usual scatter of the steps before it, either: {alarm.explanation}.")
+    elif alarm.told is not None:
+        said.append("`--examine` (examine=True) looks into it all the same.")
+    return Conclusion("no-spike", " ".join(said), {}, "a rule that names it")
+
+
+def _no_rule(alarm: Alarm) -> str:
+    """Why no rule is behind an alarm."""
+    return "no rule names it" if alarm.judged else "no rule could judge it: too few steps before it were logged"
 
 
 def _not_exact(inquiry: Inquiry, options: dict[str, Any]) -> Conclusion:

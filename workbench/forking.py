@@ -27,12 +27,14 @@ from .sabotage.alterations import Repetition
 from .sabotage.planters import SOURCES
 from .snapshot import State
 from .state_edits import cast
+from .trainer.asked_recording import recording_as
 from .trainer.corpus import Corpus
 from .trainer.data import WindowSampler
+from .trainer.options import refuse_decided
 from .trainer.recipe import TrainConfig, config_from, stream
 from .trainer.schedule import RateChange
 from .trainer.train import Watcher
-from .trainer.training import Job, Quiet, recording_as, refuse_decided, refuse_used
+from .trainer.training import Job, Quiet, refuse_used
 
 # What may be given with --fork; anything else is in the parent's manifest.
 FORKABLE = {"out", "fork", "from_", "skip_batch", "set_", "steps", "prefetch", "log_jsonl", "print_fingerprint"}

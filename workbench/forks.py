@@ -27,9 +27,10 @@ from .fingerprint import known_method
 from .interventions.changes import Change, parse_change
 from .manifest import Parent
 from .ranks.attendance import refuse_ranks
+from .recorded.layout import CHECKPOINTS
 from .replay import Progress, replay_steps
 from .replaying.preparation import prepared, undisturbed
-from .run import CHECKPOINTS, Run
+from .run import Run
 from .seams import state_segment
 from .snapshot import State
 

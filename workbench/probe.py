@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 from .bits import float_bits
 from .errors import WorkbenchError
 from .experiment import Batch, random_state
-from .numbered_batch import arguments
+from .numbered_batch import arguments, without_numpy
 from .probes.measure import measure
 from .probes.measured import Row
 from .probes.streamed import portions, streamed
@@ -86,7 +86,7 @@ def probe(
     state = [experiment.model.state, mx.random.state]
     run = mx.compile(forward, inputs=state, outputs=state) if compiled else forward
     loss, gradients, activations, activation_gradients, seen, tokens = run(
-        *arguments(batch, compiled=experiment.options.compile)
+        *arguments(without_numpy(batch), compiled=experiment.options.compile)
     )
     left = [experiment.model.parameters(), random_state()]
     if experiment.options.accumulate == 1 and world().size == 1:

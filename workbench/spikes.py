@@ -1,8 +1,8 @@
 """Spikes: steps whose loss or gradient norm departs from the run's own recent past.
 
 Knows numbers only; nothing of files, traces or MLX. A trainer feeds `SpikeDetector` one step at a time; `find_spikes`
-says of a telemetry frame what the very same detector would, so a run and its reader never disagree about what a spike
-is.
+(in `detection.spike_table`) says of a telemetry frame what the very same detector would, so a run and its reader never
+disagree about what a spike is.
 
 Rules, strongest first; the first that holds names the step:
 
@@ -21,26 +21,16 @@ OLMo 2's spike score counts 7 or more (arXiv:2501.00656). Factor 3 and window 50
 
 from __future__ import annotations
 
-import itertools
 import math
-from bisect import bisect_left, bisect_right
-from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
-
+from .detection.window import Window
 from .errors import WorkbenchError
+from .number_text import number
 from .plain_numbers import real, whole
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 RULES = ("non_finite", "loss_factor", "loss_z", "grad_norm_z")
-COLUMNS = ("step", "segment", "rule", "value", "threshold", "moving_average", "explanation")
 
-NORMAL_SIGMA_PER_MAD = 1.4826
 # On a flat window the MAD is 0 or rounding noise, and then any z is large. bfloat16, the coarsest dtype that a loss is
 # logged in, has a spacing of up to 0.8 % of the value, so a loss that flickers between two neighbours must stay silent:
 # with sigma at least 0.5 % of the median, z = 6 asks for a rise of 3 %.
@@ -165,11 +155,12 @@ class SpikeDetector:
         past = f"of the last {self.settings.window} steps"
         spike = None
         if average > 0 and loss > (limit := self.settings.factor * average):
-            text = f"loss {loss:.4g} is {loss / average:.3g} times the moving average {average:.4g} {past}"
+            text = f"loss {number(loss)} is {number(loss / average, 3)} times the moving average {number(average)} "
+            text += past
             spike = Reading(average, "loss_factor", loss, limit, text)
         elif sigma > 0 and loss > (limit := median + self.settings.z * sigma):
-            text = f"loss {loss:.4g} is {(loss - median) / sigma:.3g} robust standard deviations above "
-            spike = Reading(average, "loss_z", loss, limit, f"{text}the median {median:.4g} {past}")
+            text = f"loss {number(loss)} is {number((loss - median) / sigma, 3)} robust standard deviations above "
+            spike = Reading(average, "loss_z", loss, limit, f"{text}the median {number(median)} {past}")
         self._losses.admit(loss, healthy=spike is None)
         return spike
 
@@ -188,8 +179,9 @@ class SpikeDetector:
         spike = None
         if log_norm > (limit := median + self.settings.z * sigma):
             text = (
-                f"gradient norm {grad_norm:.4g} is {(log_norm - median) / sigma:.3g} robust standard deviations "
-                f"(of its logarithm) above the median {math.exp(median):.4g} of the last {self.settings.window} steps"
+                f"gradient norm {number(grad_norm)} is {number((log_norm - median) / sigma, 3)} robust standard "
+                f"deviations (of its logarithm) above the median {number(math.exp(median))} of the last "
+                f"{self.settings.window} steps"
             )
             spike = Reading(average, "grad_norm_z", grad_norm, math.exp(limit), text)
         self._log_norms.admit(log_norm, healthy=spike is None)
@@ -201,135 +193,5 @@ def non_finite(loss: float | None, grad_norm: float | None, average: float | Non
     broken = [(name, value) for name, value in named if value is not None and not math.isfinite(value)]
     if not broken:
         return None
-    text = " and ".join(f"{name} is {value}" for name, value in broken)
+    text = " and ".join(f"{name} is {number(value)}" for name, value in broken)
     return Reading(average, "non_finite", broken[0][1], None, text)
-
-
-class Window:
-    """The last `size` healthy values, and the unhealthy ones since."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._recent: deque[float] = deque()  # in time order
-        self._sorted: list[float] = []  # the same values: the median is read off
-        self._shares: list[float] = []  # of each of these in the mean, once there are so many
-        self._held: list[float] = []  # beyond a threshold, and not followed by a healthy value
-
-    def __len__(self) -> int:
-        return len(self._recent)
-
-    @property
-    def full(self) -> bool:
-        return len(self._recent) == self._size
-
-    def admit(self, value: float, healthy: bool) -> None:
-        if healthy:
-            self._held.clear()
-            self.add(value)
-            return
-        self._held.append(value)
-        if len(self._held) > self._size // 2:  # a new level
-            self._recent, self._sorted, self._held = deque(self._held), sorted(self._held), []
-            self._shares = []
-
-    def add(self, value: float) -> None:
-        if self.full:
-            place = bisect_left(self._sorted, self._recent.popleft())
-            del self._sorted[place]
-            del self._shares[place : place + 1]
-        self._recent.append(value)
-        place = bisect_right(self._sorted, value)
-        self._sorted.insert(place, value)
-        if self._shares:
-            self._shares.insert(place, value / self._size)
-
-    def mean(self) -> float | None:
-        """`mean_of` the values."""
-        if self.full and not self._shares:
-            self._shares = [value / self._size for value in self._sorted]
-        return math.fsum(self._shares) if self.full else mean_of(self._recent)
-
-    def median(self) -> float:
-        return _middle(self._sorted)
-
-    def sigma(self, median: float) -> float:
-        deviations = sorted([abs(value - median) for value in self._sorted])
-        return NORMAL_SIGMA_PER_MAD * _middle(deviations)
-
-
-def mean_of(values: Collection[float]) -> float | None:
-    """None of none."""
-    # fsum has no rounding of its own: the same bits on every Python. Divided first, so that no sum overflows.
-    count = len(values)
-    return math.fsum([value / count for value in values]) if count else None
-
-
-def _middle(ordered: list[float]) -> float:
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-def find_spikes(frame: pd.DataFrame, settings: SpikeSettings | None = None) -> pd.DataFrame:
-    """Every spike of a run, in the order of the frame.
-
-    The detector starts afresh with each segment: after a resume that went back, the rows before it belong to a course
-    that the run left, or repeat steps that come again and would count twice. So the rules are silent for the first
-    `window` steps of a segment (`non_finite` is not).
-
-    Args:
-        frame: one row a step, in file order: `step` (int), `loss` (float), and if there are any `segment` (int, else
-            0) and `grad_norm` (float). NaN means non-finite, except where `<name>_recorded` is False; None and
-            pandas.NA mean not recorded.
-        settings: the thresholds; the defaults of `SpikeSettings` if None.
-
-    Returns:
-        One row a spike: step (int64), segment (int64), rule (one of `RULES`), value (float64, the loss or gradient
-        norm), threshold (float64, in the same unit; NaN for `non_finite`), moving_average (float64, NaN before the
-        first loss) and explanation, a sentence fragment.
-
-    Raises:
-        WorkbenchError: the frame lacks `step` or `loss`.
-    """
-    import pandas as pd
-
-    missing = [name for name in ("step", "loss") if name not in frame]
-    if missing:
-        raise WorkbenchError(f"The frame has no column {missing[0]!r}; it has {list(frame.columns)}.")
-    from .detection.whole_series import spikes_of
-
-    losses, grad_norms = _numbers(frame, "loss"), _numbers(frame, "grad_norm")
-    there = recorded(frame, "loss"), recorded(frame, "grad_norm")
-    steps = frame["step"].to_numpy()
-    segments = frame["segment"].to_numpy() if "segment" in frame else np.zeros(len(frame), np.int64)
-    afresh = 1 + np.flatnonzero((segments[1:] != segments[:-1]) | (steps[1:] <= steps[:-1]))
-    rows = []
-    for start, end in itertools.pairwise([0, *afresh.tolist(), len(frame)]):
-        own = slice(start, end)
-        seen = there[0][own], there[1][own]
-        for place, reading in spikes_of(losses[own], grad_norms[own], seen, settings or SpikeSettings()):
-            numbers = (reading.value, reading.threshold, reading.moving_average)
-            rows.append((steps[start + place], segments[start + place], reading.rule, *numbers, reading.explanation))
-    integers, floats = ("step", "segment"), ("value", "threshold", "moving_average")
-    types = dict.fromkeys(integers, "int64") | dict.fromkeys(floats, "float64")
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(types)
-
-
-def recorded(frame: pd.DataFrame, name: str) -> np.ndarray:
-    """Which rows have a value of `name`, finite or not: bool, shape (rows,).
-
-    All False without the column. Where a column `<name>_recorded` stands beside it, that decides; otherwise only None
-    and pandas.NA are absent, and NaN is a value.
-    """
-    import pandas as pd
-
-    if name not in frame:
-        return np.zeros(len(frame), dtype=bool)
-    if f"{name}_recorded" in frame:
-        return frame[f"{name}_recorded"].to_numpy(dtype=bool)
-    return np.array([value is not None and value is not pd.NA for value in frame[name].tolist()], dtype=bool)
-
-
-def _numbers(frame: pd.DataFrame, name: str) -> np.ndarray:
-    if name not in frame:
-        return np.full(len(frame), np.nan)
-    return frame[name].to_numpy(dtype=float, na_value=np.nan)

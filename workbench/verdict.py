@@ -172,6 +172,37 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         informational = " (informational: this machine differs from the run's)" if self.environment_differences else ""
         return f"Step {self.step}: {self.verdict}{informational}. {self.reason}"
 
+    def which(self) -> str:
+        """Of which step it is, where that is not the one asked about; "" otherwise."""
+        if self.began == self.step:
+            return ""
+        return f"Step {self.step:,} stands in a spike that began at step {self.began:,}: this is of that one."
+
+    def besides(self) -> list[str]:
+        """`notices`, without that of `which`."""
+        return [one for one in self.notices if not (self.which() and one.startswith(f"step {self.step} stands in"))]
+
+    def no_way_out(self) -> str:
+        """What to do where nothing that was tried helps; "" where something does, or there is no spike."""
+        if self.verdict in ("no-spike", "transient-fault") or self.remedy is not None:
+            return ""
+        tried = ", ".join(dict.fromkeys(one.change for one in self.remedies))
+        states = sorted({one.state for one in self.remedies}) or [self.began - 1]
+        if self.remedies:
+            said = f"Nothing that was tried helps ({tried})."
+        elif self.exact:
+            said = "No way out was tried."
+        else:
+            return ""
+        named = self.culprit.get("option")
+        what = f"with another {named}" if isinstance(named, str) else "with a change of your own"
+        commands = " ".join(one.command for one in self.remedies)
+        ways = [f"`workbench train --fork RUN --from {states[0]} --set …`"] if "wb.fork_point" not in commands else []
+        if "workbench train" not in commands:
+            ways.append(f"wb.fork_point(run, {states[0]}, …) and Recorder(fork=…) in a loop of your own")
+        left = "; what was not checked, and why, is listed" if self.unchecked else ""
+        return f"{said} Fork from state {states[0]} {what} ({'; '.join(ways)}){left}."
+
     @property
     def remedy(self) -> Remedy | None:
         """The first that helps."""

@@ -7,20 +7,15 @@ Knows a run's telemetry; performs no step and imports no MLX.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from msgspec import UNSET
 
-from ..spikes import (
-    LOG_GRAD_NORM_SIGMA_FLOOR,
-    LOSS_SIGMA_FLOOR,
-    NORMAL_SIGMA_PER_MAD,
-    SMALLEST_WINDOW,
-    SpikeDetector,
-    SpikeSettings,
-    recorded,
-)
+from ..detection.spike_table import recorded
+from ..detection.window import NORMAL_SIGMA_PER_MAD
+from ..spikes import LOG_GRAD_NORM_SIGMA_FLOOR, LOSS_SIGMA_FLOOR, SMALLEST_WINDOW, SpikeDetector, SpikeSettings
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -37,6 +32,10 @@ class _Judge(SpikeDetector):
         self._quiet_loss = self._quiet_norm = 0
         return super().update(step, loss, grad_norm)
 
+    def full(self, metric: Metric) -> bool:
+        """Whether the window of what a step logged is full before it."""
+        return (self._losses if metric == "loss" else self._log_norms).full
+
 
 @dataclass(frozen=True)
 class Alarm:
@@ -52,7 +51,9 @@ class Alarm:
         usual_loss, loss_sigma: median and robust standard deviation of the loss, whatever `metric` is.
         began: first step of the spike that it stands in; the step itself where no rule names it.
         explanation: a sentence fragment.
-        judged: whether the rules on levels had enough steps before it.
+        judged: whether the rules on levels had enough steps before it: whose loss was logged, or where the step has
+            none, whose gradient norm was.
+        told: why the recorder called it unstable when it logged it (see `recovery`); None: it did not.
     """
 
     step: int
@@ -66,6 +67,7 @@ class Alarm:
     began: int
     explanation: str
     judged: bool
+    told: str | None = None
 
     def rise(self, value: float) -> float:
         """How much of the step's rise a value has: 1 is all of it, 0 none. Any value that is not finite has all; where
@@ -95,15 +97,15 @@ def alarms(run: Run, step: int, segment: int) -> tuple[dict[int, Alarm], Alarm]:
     entry = run.manifest.segments[run.manifest.lineage(segment, step)]
     frame = run.history(segment, step, 6 * settings.window + max(0, step - entry.start))
     judge, flagged, found = _Judge(settings), dict[int, Alarm](), None
-    losses, norms = (_numbers(frame, name) for name in ("loss", "grad_norm"))
+    losses, norms = (numbers(frame, name) for name in ("loss", "grad_norm"))
     healthy: dict[Metric, list[float]] = {"loss": [], "grad_norm": []}
-    counted = 0
     for number, loss, norm in zip(frame["step"].tolist(), losses, norms, strict=True):
+        judged = judge.full("loss" if loss is not None else "grad_norm")
         reading = judge.update(number, loss, norm)
         broken = reading.rule == "non_finite" and loss is not None and math.isfinite(loss)
         metric: Metric = "grad_norm" if broken or reading.rule == "grad_norm_z" else "loss"
         value = loss if metric == "loss" else norm
-        usual, sigma = _level(healthy[metric][-settings.window :], metric)
+        usual, sigma = level(healthy[metric][-settings.window :], metric)
         before = [other for other in flagged if number - other <= GAP + 1]
         began = flagged[before[-1]].began if reading.rule and before else number
         found = Alarm(
@@ -113,10 +115,10 @@ def alarms(run: Run, step: int, segment: int) -> tuple[dict[int, Alarm], Alarm]:
             math.nan if value is None else value,
             usual,
             sigma,
-            *_level(healthy["loss"][-settings.window :], "loss"),
+            *level(healthy["loss"][-settings.window :], "loss"),
             began,
             reading.explanation or "",
-            counted >= settings.window,
+            judged,
         )
         if reading.rule is not None:
             flagged[number] = found
@@ -124,17 +126,19 @@ def alarms(run: Run, step: int, segment: int) -> tuple[dict[int, Alarm], Alarm]:
             for name, value in (("loss", loss), ("grad_norm", norm)):
                 if value is not None and math.isfinite(value):
                     healthy[name].append(value)  # type: ignore[index]
-        counted += 1
     assert found is not None and found.step == step
-    return flagged, found
+    line = run.line(step, entry.segment)
+    told = None if line is None or line.unstable is UNSET else line.unstable
+    return flagged, replace(found, told=told)
 
 
-def _numbers(frame: Any, name: str) -> list[float | None]:
+def numbers(frame: Any, name: str) -> list[float | None]:
+    """A column of a telemetry frame; None where it was not logged."""
     values = frame[name].tolist() if name in frame else [None] * len(frame)
     return [float(value) if there else None for value, there in zip(values, recorded(frame, name), strict=True)]
 
 
-def _level(past: list[float], metric: Metric) -> tuple[float, float]:
+def level(past: list[float], metric: Metric) -> tuple[float, float]:
     """Median and robust standard deviation of healthy values, as the detector has them; NaN of fewer than 4."""
     values = np.array(past)
     values = np.log(values[values > 0]) if metric == "grad_norm" else values

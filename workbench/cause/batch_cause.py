@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import mlx.core as mx
@@ -19,7 +20,8 @@ from ..errors import WorkbenchError
 from ..experiment import Batch
 from ..interventions.attempt import Attempt, put
 from ..interventions.scene import CONTEXT
-from ..run import CHECKPOINTS
+from ..number_text import number
+from ..recorded.layout import CHECKPOINTS
 from ..verdict import Cause
 from .alarm import LEFT
 from .counterfactual import Shot, shot
@@ -125,14 +127,14 @@ def _say(inquiry: Inquiry, found: Square) -> None:
     step, phrase = inquiry.step, inquiry.alarm.phrase
     numbers = {"spike": found.spike, "usual batch": found.usual_batch, "earlier state": found.earlier_state}
     sentence = (
-        f"State {step - 1} has {phrase} {found.spike:.4g} on batch {step} and {found.usual_batch:.4g} on that of step "
-        f"{found.batch}; state {found.state} has {found.earlier_state:.4g} and {found.calm:.4g}: "
+        f"State {step - 1} has {phrase} {number(found.spike)} on batch {step} and {number(found.usual_batch)} on that "
+        f"of step {found.batch}; state {found.state} has {number(found.earlier_state)} and {number(found.calm)}: "
     )
     words = {"batch": "the batch carries it.", "state": "the state carries it.", "both": "neither carries it alone."}
     supports: Cause = "data" if found.carrier == "batch" else "unknown"
     inquiry.found("two by two", sentence + words[found.carrier], supports, **numbers, calm=found.calm)
     if found.carrier == "state":
-        harmless = f"batch {step} is harmless: on state {found.state} it has {phrase} {found.earlier_state:.4g}"
+        harmless = f"batch {step} is harmless: on state {found.state} it has {phrase} {number(found.earlier_state)}"
         inquiry.refute("data", harmless)
 
 
@@ -140,8 +142,8 @@ def examine(inquiry: Inquiry, found: Square) -> Conclusion | None:
     """The conclusion where the batch carries the spike: its rows are odd, or it keeps two thirds on the earlier state.
     A batch that does neither is a hard one for a state that is near a spike."""
     step = inquiry.step
-    whole = _count(inquiry, step)
-    rows = _proven(inquiry, found, rows_of(inquiry, step, inquiry.trials.own()), whole)
+    whole, own = _count(inquiry, step), inquiry.trials.with_rows(inquiry.trials.own(), inquiry.last)
+    rows = _proven(inquiry, found, rows_of(inquiry, step, own), whole)
     kept = inquiry.alarm.rise(found.earlier_state)
     if not any(one.why for one in rows) and not kept >= 1 - LEFT:
         less = f"it keeps {kept:.0%} of the rise on state {found.state}" if kept == kept else "no earlier state is held"
@@ -151,8 +153,8 @@ def examine(inquiry: Inquiry, found: Square) -> Conclusion | None:
         return None
     for cause in OF_STATE:
         healthy = f"state {step - 1} is healthy: on the batch of step {found.batch} it has {inquiry.alarm.phrase}"
-        inquiry.refute(cause, f"{healthy} {found.usual_batch:.4g}")
-    culprit, sentence = named(inquiry, step, rows, whole, judged=_judged(inquiry, step, inquiry.trials.own()))
+        inquiry.refute(cause, f"{healthy} {number(found.usual_batch)}")
+    culprit, sentence = named(inquiry, step, rows, whole, judged=_judged(inquiry, step, own), losses=_told(own))
     remedies = [skipping(step)]
     if len(rows) == 1 < whole:
         remedies.append(Tried(f"drop-row={rows[0].row}", step, note="a fork can leave out the batch, not one row"))
@@ -178,8 +180,10 @@ def _bad_long_ago(inquiry: Inquiry, found: Square) -> bool:
     kept = inquiry.alarm.rise(values[0])
     if math.isfinite(values[1]):
         kept -= max(0.0, inquiry.alarm.rise(values[1]))  # what any batch has there: the run had learnt less
-    sentence = f"on state {state} batch {inquiry.step} has {inquiry.alarm.phrase} {values[0]:.4g}, and that of step "
-    sentence += f"{found.batch} {values[1]:.4g}"
+    sentence = (
+        f"on state {state} batch {inquiry.step} has {inquiry.alarm.phrase} {number(values[0])}, and that of step "
+    )
+    sentence += f"{found.batch} {number(values[1])}"
     if kept >= KEPT:
         inquiry.found("long ago", f"{sentence[0].upper()}{sentence[1:]}: it was bad then too.", "data", kept=kept)
         return True
@@ -198,12 +202,13 @@ def earlier(inquiry: Inquiry, update: int, usual: int, *, plain: bool) -> Conclu
     """
     step, loss = inquiry.step, float(inquiry.scene.moment(update).loss)
     own = inquiry.tried(f"the rows of step {update}", update, None)
-    sets = [] if own is None else rows_of(inquiry, update, own[0])
+    first = None if own is None else inquiry.trials.with_rows(own[0], update - 1)
+    sets = [] if first is None else rows_of(inquiry, update, first)
     wrong = update in inquiry.flagged or any(one.wrong for one in (sets[0] if sets else []))
     if wrong != plain or update == usual:
         return None
     if not wrong and not sets:
-        inquiry.refute("data", f"the batch of step {update} is usual: loss {loss:.4g}, no row stands out")
+        inquiry.refute("data", f"the batch of step {update} is usual: loss {number(loss)}, no row stands out")
         return None
     redone = inquiry.tried(f"another batch in step {update}", update, f"batch={usual}")
     if redone is None:
@@ -215,8 +220,9 @@ def earlier(inquiry: Inquiry, update: int, usual: int, *, plain: bool) -> Conclu
     if not wrong and not _these_rows(inquiry, update, usual, sets[0]):
         return None
     inquiry.found("another batch", f"{sentence}: the rise is gone.", "data", redone=inquiry.value(redone[-1]))
-    judged = own is not None and _judged(inquiry, update, own[0])
-    culprit, rows = named(inquiry, update, sets[0] if sets else [], _count(inquiry, update), judged=judged)
+    judged, told = (first is not None and one(first) for one in (partial(_judged, inquiry, update), _told))
+    suspected = sets[0] if sets else []
+    culprit, rows = named(inquiry, update, suspected, _count(inquiry, update), judged=judged, losses=told)
     return Conclusion(
         "data",
         f"The batch of step {update} did it, by the update that it made: {rows}.",
@@ -260,8 +266,12 @@ def _count(inquiry: Inquiry, step: int) -> int:
 
 def _judged(inquiry: Inquiry, step: int, own: Shot) -> bool:
     """Whether rows of the batch can be told apart: by their losses, or as tokens."""
-    known = own.row_losses is not None and not np.isnan(own.row_losses).all()
-    return known or is_tokens(inquiry.batch(step))
+    return _told(own) or is_tokens(inquiry.batch(step))
+
+
+def _told(own: Shot) -> bool:
+    """Whether the loss of a row is known."""
+    return own.row_losses is not None and not np.isnan(own.row_losses).all()
 
 
 def rows_of(inquiry: Inquiry, step: int, own: Shot) -> list[list[Suspect]]:
@@ -280,7 +290,7 @@ def rows_of(inquiry: Inquiry, step: int, own: Shot) -> list[list[Suspect]]:
     if own.row_losses is not None and neutral is not None and inquiry.affords(USUAL, "losses of usual rows", kept=0):
         others = list(dict.fromkeys([neutral, *past]))[:USUAL]
         state = inquiry.last if step == inquiry.step else inquiry.earliest
-        shots = [trials.shot(state, other) for other in others]
+        shots = [trials.with_rows(trials.shot(state, other), state) for other in others]
         usual = np.concatenate([one.row_losses for one in shots if one.row_losses is not None] or [np.empty(0)])
     batches = [inquiry.batch(other) for other in past]
     by_loss = inquiry.alarm.metric == "loss"

@@ -1,8 +1,9 @@
 """A telemetry that contradicts a replay whose every premise is verified: a transient fault, in the step or in the log.
 
-What is claimed needs four proofs: the environment is the run's, the state before the step and its batch have the bits
-that were logged, and the step gives the same bits again, here and in a fresh process. Then one of two witnesses is
-wrong, and it is the one that can't be asked again.
+What is claimed needs five proofs: the environment is the run's, the state before the step and its batch have the bits
+that were logged, the step gives the same bits again, here and in a fresh process, and nothing speaks for a value that
+the loop set beside the state (`aftermath`). Then one of two witnesses is wrong, and it is the one that can't be asked
+again.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from ..experiment import read_cursor, set_random_key
 from ..fingerprint import known_method
 from ..interventions.attempt import put
 from ..interventions.scene import Scene
+from ..number_text import number
 from ..observe import observe
 from ..seams import state_segment
 from ..snapshot import State, capture
+from ..verdict import Cause
+from .aftermath import objection
 from .inquiry import Conclusion, Inquiry, Tried
 
 LANES = tuple(name for name in ITEMS if name.startswith("state."))
@@ -56,7 +60,7 @@ class Culprit:
         where = f" of {self.layer or 'the model'}" if self.layer is not None else ""
         both = ""
         if self.recorded and self.replayed and _is_float(self.recorded):
-            both = f": {bits_float(self.recorded):.6g} logged, {bits_float(self.replayed):.6g} replayed"
+            both = f": {number(bits_float(self.recorded), 6)} logged, {number(bits_float(self.replayed), 6)} replayed"
         return f"{_WORDS.get(self.item, self.item)}{where}{both}"
 
 
@@ -113,18 +117,32 @@ def examine(inquiry: Inquiry) -> Conclusion | None:
         inquiry.refute("transient-fault", f"it can't be told from a replay that is not the run's: {why}")
         return None
     culprit = first_culprit(scene.items, scene.layers)
+    after = [name.removeprefix("state.") for name in LANES if scene.items[name].verdict == "mismatch"]
+    kept = not after and scene.items["state.weights"].verdict == "exact"
+    against = objection(inquiry, kept=kept, one_bit=culprit.flipped is not None)
+    supports: Cause = "unknown" if against else "transient-fault"
     pair = {"logged": culprit.recorded, "replayed": culprit.replayed}
     numbers = {name: float(bits_float(bits)) for name, bits in pair.items() if bits is not None and _is_float(bits)}
     inquiry.found(
         "contradiction",
         f"State {step - 1} has the logged bits ({', '.join(verified)}), batch {step} has the logged hash, and the step "
         f"gives the same bits again; yet the log differs, first in the {culprit.sentence()}.",
-        "transient-fault",
+        supports,
         **numbers,
     )
-    if after := [name.removeprefix("state.") for name in LANES if scene.items[name].verdict == "mismatch"]:
+    if against:
+        return Conclusion(
+            "unknown",
+            f"The log of step {step} contradicts its replay, and why is not known. {against}",
+            {},
+            "a replay that has the run's bits: then causes can be tried",
+        )
+    if after:
         what = f"The state that the step left differs too ({', '.join(after)}): the step itself went wrong."
         reason = f"Something went wrong while step {step} was computed, and no replay repeats it"
+    elif not kept:
+        what = "The state that the step left was not logged."
+        reason = f"Something went wrong while step {step} was computed or logged, and no replay repeats it"
     else:
         what = "The state that the step left has the logged bits: the step went right, and only its log line is wrong."
         reason = f"The log of step {step} is wrong, and the step itself went right"

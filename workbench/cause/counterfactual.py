@@ -15,13 +15,16 @@ import mlx.core as mx
 import numpy as np
 
 from ..batches.row_targets import row_targets
-from ..experiment import Batch, as_batch, kept_arrays, state_arrays
-from ..interventions.attempt import Attempt, make, put
+from ..bits import float_bits
+from ..experiment import Batch, as_batch, kept_arrays, set_random_key, state_arrays
+from ..interventions.attempt import Attempt, put
 from ..interventions.changes import Change, parse_change
+from ..interventions.making import make
+from ..lines.line import Restart
+from ..numbered_batch import without_numpy
 from ..observe import edit
 from ..snapshot import State
-from ..step import StepResult
-from ..telemetry import Restart
+from ..step import StepResult, forward_backward
 
 if TYPE_CHECKING:
     from ..interventions.scene import Scene
@@ -53,11 +56,13 @@ class Trials:
         scene: whose states and batches are used; it is left as it was.
         shots: what was measured, by state and batch.
         borrowed: states from elsewhere, such as a checkpoint before the scene's first, by step.
+        rows: losses of rows by the loss function of a step of the user's own, by state and batch.
     """
 
     scene: Scene
     shots: dict[tuple[int, int], Shot] = field(default_factory=dict)
     borrowed: dict[int, State] = field(default_factory=dict)
+    rows: dict[tuple[int, int], np.ndarray | None] = field(default_factory=dict)
 
     @property
     def last(self) -> int:
@@ -80,6 +85,32 @@ class Trials:
                 put(attempt.stepper.experiment, attempt.state)
                 self.shots[state, batch] = self._shot(batch, attempt.perform(moment), moment.batch)
         return self.shots[state, batch]
+
+    def with_rows(self, one: Shot, state: int) -> Shot:
+        """A shot with the losses of its rows also where the step is the user's own, and returns none: they are those of
+        its loss function on the same state and batch, if the loss that it gives has the bits of the step's.
+
+        Args:
+            one: a step on its own batch, or that of a step on another state.
+            state: the state that it was performed on.
+        """
+        scene, experiment = self.scene, self.scene.stepper.experiment
+        if one.row_losses is not None or experiment.step_fn is None or experiment.loss_fn is None:
+            return one
+        if (state, one.step) not in self.rows:
+            batch = scene.batch(one.step)
+            moment = scene.moment(one.step if state == one.step - 1 and state >= scene.first else scene.step)
+            with scene.at_rest():
+                put(experiment, self.borrowed.get(state) or scene.state(state))
+                set_random_key(moment.key)
+                loss, _, _, told = forward_backward(experiment, without_numpy(batch), scene.layers)
+                scene.computed += 1
+                found = None
+                if told is not None and float_bits(float(loss)) == float_bits(one.loss):
+                    kind = scene.run.manifest.rebuild.get("kind")
+                    found = rows_of(told, batch, loss=one.loss, kind=kind)
+            self.rows[state, one.step] = found
+        return replace(one, row_losses=self.rows[state, one.step])
 
     def without_row(self, row: int) -> Shot:
         """Step N without a row of its batch."""
@@ -213,10 +244,21 @@ def row_losses(
     """
     if result.token_loss is None or result.token_loss.ndim == 0:
         return None
-    table = np.array(result.token_loss.astype(mx.float32)).astype(np.float64)
+    return rows_of(result.token_loss, batch, loss=float(result.loss) if whole else None, kind=kind)
+
+
+def rows_of(told: mx.array, batch: Batch, *, loss: float | None, kind: str | None) -> np.ndarray | None:
+    """The same of what a loss function gives as `token_loss`; None where it tells of no rows.
+
+    Args:
+        loss: the step's, if it is that of the whole batch.
+    """
+    if told.ndim == 0:
+        return None
+    table = np.array(told.astype(mx.float32)).astype(np.float64)
     table = table.reshape(table.shape[0], -1)
     arrays = [np.array(one.astype(mx.float32) if one.dtype == mx.bfloat16 else one) for one in batch]
-    targets = row_targets(table, arrays, kind=kind, mean=float(result.loss) if whole else None)
+    targets = row_targets(table, arrays, kind=kind, mean=loss)
     sums = table.sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(np.isfinite(sums), sums / targets, np.inf)

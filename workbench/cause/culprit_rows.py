@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..batches.batch import sampler_of, verified_batch
+from ..enumeration import some
 from ..errors import WorkbenchError
+from ..number_text import number
 from .inquiry import Inquiry
 from .suspects import Suspect
 
@@ -20,25 +22,30 @@ NAMED = 8  # rows in a sentence
 
 
 def named(
-    inquiry: Inquiry, step: int, rows: Sequence[Suspect], whole: int, *, judged: bool
+    inquiry: Inquiry, step: int, rows: Sequence[Suspect], whole: int, *, judged: bool, losses: bool
 ) -> tuple[dict[str, Any], str]:
     """The culprit, and its description; the evidence is noted.
 
     Args:
         whole: rows in the batch.
-        judged: whether there was anything to tell rows apart by.
+        judged: whether there was anything to tell rows apart by; losses: whether that was the loss of each.
     """
     culprit: dict[str, Any] = {"step": step}
     if not rows and not judged and inquiry.run.manifest.own_step:
         return culprit, (
-            "which of its rows is not known, for an experiment on a step of your own sees no loss of each, and they "
-            'hold no tokens (where loss_fn returns (loss, {"token_loss": …}), a replay of the step has them: '
-            "`workbench replay`, then `workbench batch`)"
+            "which of its rows is not known, for they hold no tokens, and an experiment on a step of your own sees the "
+            'loss of each only where loss_fn returns (loss, {"token_loss": …}) with the very loss of the step '
+            "(`workbench batch` shows what each row holds)"
         )
     if not rows and not judged:
         return culprit, (
             "which of its rows is not known, for the loss function gives no loss for each, and they hold no tokens "
             '(let it return (loss, {"token_loss": …}); `workbench batch` shows what each row holds)'
+        )
+    if not rows and not losses and inquiry.run.manifest.own_step:
+        return culprit, (
+            "no row stands out from the others by its tokens, and an experiment on a step of your own sees the loss of "
+            'each only where loss_fn returns (loss, {"token_loss": …}) with the very loss of the step'
         )
     if not rows:
         return culprit, "no row stands out from the others"
@@ -51,17 +58,16 @@ def named(
     why = "; ".join(dict.fromkeys(phrase for one in rows for phrase in one.why)) or "high loss"
     first = culprit["rows"][0]
     where = f", the first from offset {first['offset']} of {first['source']}" if "source" in first else ""
-    losses = [one.loss for one in rows if one.loss is not None]
-    mean = f"; their mean loss is {np.mean(losses):.4g}" if losses else ""
-    numbers = {"rows": len(rows)} | ({"loss": float(np.mean(losses))} if losses else {})
+    known = [one.loss for one in rows if one.loss is not None]
+    mean = f"; {'its' if len(rows) == 1 else 'their mean'} loss is {number(np.mean(known))}" if known else ""
+    numbers = {"rows": len(rows)} | ({"loss": float(np.mean(known))} if known else {})
     inquiry.found("rows", f"Odd in batch {step}: {which} ({why}){where}{mean}.", "data", **numbers)
     return culprit, f"{which} ({why})"
 
 
 def numbered(rows: Sequence[int]) -> str:
     """Such as "rows 3, 4"."""
-    more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
-    return f"row{'' if len(rows) == 1 else 's'} {', '.join(map(str, rows[:NAMED]))}{more}"
+    return f"row{'' if len(rows) == 1 else 's'} {some(rows, NAMED)}"
 
 
 def _plain(loss: float) -> float | None:

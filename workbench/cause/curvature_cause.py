@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from ..number_text import number
 from .inquiry import Conclusion, Inquiry, setting
 from .walk import Walk
 
@@ -40,7 +41,7 @@ class Along:
 
     @property
     def ends(self) -> str:
-        return f"from {self.start:.4g} to {self.full:.4g}"
+        return f"from {number(self.start)} to {number(self.full)}"
 
     @property
     def past_its_lowest(self) -> bool:
@@ -80,7 +81,7 @@ def _said(inquiry: Inquiry, along: Along, turn: float | None) -> bool:
     where = "its own batch" if along.batch == along.step else f"the batch of step {along.batch}"
     inquiry.found(
         "along the update",
-        f"On {where} update {along.step} takes the loss {along.ends}; a shorter one would reach {along.short:.4g}"
+        f"On {where} update {along.step} takes the loss {along.ends}; a shorter one would reach {number(along.short)}"
         f"{turned}.",
         "curvature" if too_long else "unknown",
         start=along.start,
@@ -116,7 +117,7 @@ def _concluded(inquiry: Inquiry, along: Along, first: int) -> Conclusion:
     return Conclusion(
         "curvature",
         f"Update {step} was too long for the curvature of the loss, at a usual learning rate: it took {where} "
-        f"{along.ends}, and a shorter one would have reached {along.short:.4g}.",
+        f"{along.ends}, and a shorter one would have reached {number(along.short)}.",
         {"step": step},
         f"a loss that falls along the whole of update {step}, or the same rise at step {inquiry.step} with shorter "
         "steps",

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
+from ..enumeration import some
 from ..fingerprint import lane_of
 from ..host import raw_views
+from ..number_text import number
 from ..snapshot import State
 
 NAMED = 8  # tensors in a list of them
@@ -103,13 +105,13 @@ def _damage(lane: str, path: str, ours: mx.array, theirs: mx.array) -> Damage:
     flips = int(one[where[0]] ^ other[where[0]])
     if len(where) == 1 and flips.bit_count() == 1:
         index, bit = int(where[0]), flips.bit_length() - 1
-        detail = f"bit {bit} of element {index}: {before[index]:.6g} became {after[index]:.6g}"
+        detail = f"bit {bit} of element {index}: {number(before[index], 6)} became {number(after[index], 6)}"
         return Damage(lane, path, "one bit", detail, numbers | {"index": index, "bit": bit})
     if not after.any():
         return Damage(lane, path, "zeroed", f"all {len(where):,} elements that were not 0 are 0", numbers)
     factor = _factor(before, after, ROUNDING.get(ours.dtype, 0.0))
     if factor is not None:
-        return Damage(lane, path, "scaled", f"scaled by {factor:.6g}", numbers | {"factor": factor})
+        return Damage(lane, path, "scaled", f"scaled by {number(factor, 6)}", numbers | {"factor": factor})
     return Damage(lane, path, "changed", f"{len(where):,} of {one.size:,} elements differ", numbers)
 
 
@@ -131,10 +133,7 @@ def listed(found: list[Damage]) -> str:
     for one in found:
         ways.setdefault((one.lane, one.detail if one.how in ("scaled", "one bit") else one.how), []).append(one)
     words = []
-    for (lane, _), some in ways.items():
-        first = some[0]
-        names = ", ".join(one.path or lane for one in some[:NAMED]) + (
-            f" and {len(some) - NAMED} more" if len(some) > NAMED else ""
-        )
-        words.append(f"{lane} of {names}: {first.detail}" if len(some) == 1 else f"{lane} {first.how} in {names}")
+    for (lane, _), alike in ways.items():
+        first, names = alike[0], some((one.path or lane for one in alike), NAMED)
+        words.append(f"{lane} of {names}: {first.detail}" if len(alike) == 1 else f"{lane} {first.how} in {names}")
     return "; ".join(words)

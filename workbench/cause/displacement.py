@@ -14,9 +14,9 @@ import mlx.core as mx
 
 from ..checkpoints import checkpoint_reader
 from ..errors import WorkbenchError
-from ..run import CHECKPOINTS
+from ..lines.line import Restart
+from ..recorded.layout import CHECKPOINTS
 from ..snapshot import State
-from ..telemetry import Restart
 from .adam import Settings, limited
 from .inquiry import Inquiry
 

@@ -16,6 +16,7 @@ from ..bits import bits_float
 from ..errors import WorkbenchError
 from ..gates import sensitive
 from ..interventions.scene import CONTEXT, Scene
+from ..number_text import number
 from ..replay import Progress
 from ..run import Run
 from ..verdict import Cause, Evidence, Numbers, Refuted, Unchecked
@@ -143,7 +144,7 @@ class Inquiry:
 
     def comparison(self, shot: Shot) -> str:
         """Such as "loss 2.68 instead of 3.345"."""
-        return f"{self.alarm.phrase} {self.value(shot):.4g} instead of {self.own():.4g}"
+        return f"{self.alarm.phrase} {number(self.value(shot))} instead of {number(self.own())}"
 
     def healthy(self, losses: Sequence[float]) -> bool:
         """Whether losses are, on average, at most 2 robust standard deviations above the run's usual one."""

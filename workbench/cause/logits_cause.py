@@ -21,6 +21,7 @@ from ..deterministic import attention_calls
 from ..experiment import Experiment, set_random_key
 from ..interventions.attempt import Attempt, put
 from ..interventions.scene import CONTEXT
+from ..number_text import number
 from ..probes.measured import Attention
 from ..probes.watch import FUSED, Watch
 from ..step import Stepper, forward_backward
@@ -95,8 +96,8 @@ class Look:
             return None
         worst = max(heads, key=lambda one: one.now)
         if not worst.ran_away:
-            past = f", and was {worst.then:.4g} in state {earliest}" if earliest < inquiry.last else ""
-            what = f"the largest attention logit of state {inquiry.last} is {worst.now:.3g} ({worst.name}){past}"
+            past = f", and was {number(worst.then)} in state {earliest}" if earliest < inquiry.last else ""
+            what = f"the largest attention logit of state {inquiry.last} is {number(worst.now, 3)} ({worst.name}){past}"
             inquiry.refute("attention-logits", what)
             return None
         _say(inquiry, worst, earliest)
@@ -147,7 +148,7 @@ class Look:
         sentence = (
             f"With the queries of {', '.join(path or 'the model' for path in factors)} scaled so that its logits are "
             f"{words}, step {inquiry.step} has {inquiry.comparison(scaled)}; its batch has "
-            f"{inquiry.value(alone):.4g} on that state"
+            f"{number(inquiry.value(alone))} on that state"
         )
         # What is left of the rise, without the part that the batch has where the logits are still as they were.
         if not (own <= LEFT and left - own <= LEFT * (1 - own)):
@@ -172,10 +173,10 @@ def _fast(one: Head, past: float, distance: int) -> bool:
 
 
 def _say(inquiry: Inquiry, worst: Head, state: int) -> None:
-    past = f", and was {worst.then:.4g} in state {state}" if state < inquiry.last else ""
+    past = f", and was {number(worst.then)} in state {state}" if state < inquiry.last else ""
     inquiry.found(
         "attention logits",
-        f"The largest attention logit of {worst.name} is {worst.now:.4g} in state {inquiry.last}{past}.",
+        f"The largest attention logit of {worst.name} is {number(worst.now)} in state {inquiry.last}{past}.",
         "attention-logits",
         now=worst.now,
         then=worst.then,
@@ -190,10 +191,10 @@ def _repeatable(inquiry: Inquiry, worst: Head) -> bool:
 
 
 def _concluded(inquiry: Inquiry, worst: Head, state: int, found: str) -> Conclusion:
-    past = f", {worst.then:.4g} {inquiry.last - state} steps before." if state < inquiry.last else "."
+    past = f", {number(worst.then)} {inquiry.last - state} steps before." if state < inquiry.last else "."
     return Conclusion(
         "attention-logits",
-        f"Attention logits ran away: {worst.now:.4g} in {worst.name}{past}",
+        f"Attention logits ran away: {number(worst.now)} in {worst.name}{past}",
         {"step": inquiry.step, "layer": worst.path, "head": worst.head},
         f"the same rise at step {inquiry.step} with attention logits {found}",
         [*(setting(change, inquiry.earliest + 1) for change in ("lr=0.1x", "clip=0.1")), skipping(inquiry.step)],

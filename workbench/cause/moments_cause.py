@@ -14,6 +14,7 @@ import numpy as np
 
 from ..bits import bits_float
 from ..interventions.attempt import Attempt, put
+from ..number_text import number
 from ..observe import moment_paths
 from ..probes.measure import parameter_updates
 from ..probes.quantities import clip_scale
@@ -49,10 +50,10 @@ def one_update(inquiry: Inquiry, step: int) -> Conclusion | None:
     broken = broken_state(inquiry)
     if broken is not None and broken[0] == step:
         ratio, path = math.inf, broken[1]
-    what = f"update {step} over its learning rate is {ratio:.3g} times its neighbours'"
+    what = f"update {step} over its learning rate is {number(ratio, 3)} times its neighbours'"
     staleness = None if stale is None else stale.staleness_rms
-    if stale is not None:
-        what += f", and the gradient {staleness:.3g} times √v (RMS, at most, in {stale.path})"
+    if stale is not None and staleness is not None:
+        what += f", and the gradient {number(staleness, 3)} times √v (RMS, at most, in {stale.path})"
     # A gradient that outran v does harm by an update that is out of line for its parameter, or by none.
     outran = stale is not None and (staleness or 0.0) > STALE and not each.get(stale.path, math.inf) <= OUT_OF_LINE
     if not (ratio > OUT_OF_LINE or outran):

@@ -14,7 +14,8 @@ import mlx.core as mx
 
 from ..bits import bits_float
 from ..interventions.attempt import Attempt, put
-from ..telemetry import Restart
+from ..lines.line import Restart
+from ..number_text import number
 from . import displacement, usual_adam
 from .adam import USUAL_BETA1, USUAL_BOUND, Settings, excess, limited, settings
 from .counterfactual import shot
@@ -50,18 +51,20 @@ def without_bound(inquiry: Inquiry) -> Conclusion | None:
     if not worst.times > USUAL_BOUND:
         inquiry.refute(
             "optimizer",
-            f"in steps {scene.first + 1} to {inquiry.last} no element moved by more than {worst.times:.3g} times the "
-            f"learning rate, and Adam's usual settings allow {USUAL_BOUND:.3g}",
+            f"in steps {scene.first + 1} to {inquiry.last} no element moved by more than "
+            f"{number(worst.times, 3)} times the learning rate, and Adam's usual settings allow "
+            f"{number(USUAL_BOUND, 3)}",
         )
         return None
     one = settings(inquiry.run.manifest.optimizer, scene.state(worst.step))[worst.path]
     free = math.isinf(one.bound)
-    rule = f"its settings allow {one.bound:.3g}"
+    rule = f"its settings allow {number(one.bound, 3)}"
     if free:
-        rule = f"beta1² = {one.beta1**2:.3g} is not below beta2 = {one.beta2:.3g}, so nothing bounds m/√v"
+        rule = f"beta1² = {number(one.beta1**2, 3)} is not below beta2 = {number(one.beta2, 3)}, so nothing bounds m/√v"
     inquiry.found(
         "updates beyond the learning rate",
-        f"In step {worst.step} an element of {worst.path} moved by {worst.times:.4g} times the learning rate; {rule}.",
+        f"In step {worst.step} an element of {worst.path} moved by {number(worst.times)} times the learning rate; "
+        f"{rule}.",
         "optimizer",
         times=worst.times,
         bound=one.bound,
@@ -74,7 +77,7 @@ def without_bound(inquiry: Inquiry) -> Conclusion | None:
     far = max(scene.first + 1, scene.step - FAR)
     return Conclusion(
         "optimizer",
-        f"The optimizer moved elements of {worst.path} by up to {worst.times:.4g} times the learning rate: {rule}.",
+        f"The optimizer moved elements of {worst.path} by up to {number(worst.times)} times the learning rate: {rule}.",
         {"step": worst.step, "layer": worst.path.rpartition(".")[0], "parameter": worst.path} | option,
         f"the same rise at step {scene.step} with no element moved by more than the learning rate",
         [setting("beta2=0.95" if one.beta2 != 0.95 else "beta2=0.999", far), setting("lr=0.1x", far)],

@@ -11,11 +11,14 @@ import numpy as np
 import pandas as pd
 
 from ..compare import mismatches
+from ..enumeration import some
 from ..interventions.scene import CONTEXT
 from ..kind_names import moment_names
-from ..probes import measure
+from ..lines.line import ARRAYS
+from ..number_text import number
+from ..probes import measure, untrained
 from ..probes.neighbours import THRESHOLD, scored
-from ..telemetry import ARRAYS
+from ..probes.onsets import onsets
 from ..verdict import Numbers, Outlier
 from . import batch_cause
 from .contradiction import first_culprit
@@ -76,7 +79,7 @@ def _rows(inquiry: Inquiry) -> Iterator[Outlier]:
         if not one.wrong and (one.z or 0.0) <= THRESHOLD:
             continue
         what = "; ".join(one.why) or "high loss"
-        loss = "" if one.loss is None else f", loss {one.loss:.4g} a token"
+        loss = "" if one.loss is None else f", loss {number(one.loss)} a token"
         z = "" if one.z is None or not np.isfinite(one.z) else f", {one.z:.1f} robust deviations above usual rows"
         yield Outlier(
             name="row",
@@ -96,18 +99,21 @@ def _layers(inquiry: Inquiry) -> Iterator[Outlier]:
         kind = names.get(row.kind, row.kind)
         yield Outlier(
             name="layer",
-            sentence=f"The {kind} norm of {row.layer or 'the model'} is {row.value:.4g}, {row.z:+.1f} robust "
+            sentence=f"The {kind} norm of {row.layer or 'the model'} is {number(row.value)}, {row.z:+.1f} robust "
             "deviations from the steps before.",
             numbers=Numbers.of({"value": row.value, "z": row.z}),
         )
-    earlier = far[(far["step"] < scene.step) & far["step"].isin(range(scene.step - CONTEXT, scene.step))]
-    if inquiry.alarm.rule is not None and len(earlier):
+    if inquiry.alarm.rule is None:
+        return
+    began = onsets(scores[scores["step"] >= scene.step - CONTEXT], scene.step, THRESHOLD)
+    earlier = began[began["step"] < scene.step].sort_values("step", kind="stable")
+    if len(earlier):
         row = earlier.iloc[0]
         kind = names.get(row["kind"], row["kind"])
         yield Outlier(
             name="onset",
-            sentence=f"The first norm that was far off, from {CONTEXT} steps before on, is the {kind} norm of "
-            f"{row['layer'] or 'the model'} at step {row['step']} ({row['z']:+.1f} robust deviations).",
+            sentence=f"The first norm that left its usual range, from {CONTEXT} steps before on, is the {kind} norm "
+            f"of {row['layer'] or 'the model'} at step {row['step']} ({row['z']:+.1f} robust deviations).",
             numbers=Numbers.of({"step": row["step"], "z": row["z"]}),
         )
 
@@ -129,12 +135,12 @@ def _scores(inquiry: Inquiry, steps: range) -> pd.DataFrame:
 def _frozen_mask(inquiry: Inquiry) -> Iterator[Outlier]:
     """Dropout without a draw: the mask is a constant of a compiled function that did not capture the random state."""
     modules = inquiry.scene.stepper.experiment.model.named_modules()
-    active = [path for path, one in modules if isinstance(one, DROPOUT) and one.training and one._p_1 < 1]
+    active = [path or "(model)" for path, one in modules if isinstance(one, DROPOUT) and one.training and one._p_1 < 1]
     if active and not inquiry.scene.draws:
         yield Outlier(
             name="frozen mask",
             sentence=f"Dropout is active in {len(active)} module{'' if len(active) == 1 else 's'} "
-            f"({_listed(sorted(active))}), and the step draws no random numbers: every step has the same mask. A "
+            f"({some(sorted(active))}), and the step draws no random numbers: every step has the same mask. A "
             "compiled function has to capture mx.random.state.",
             numbers=Numbers.of({"modules": len(active)}),
         )
@@ -150,29 +156,16 @@ def _zero_gradients(inquiry: Inquiry) -> Iterator[Outlier]:
     if zero:
         yield Outlier(
             name="zero gradient",
-            sentence=f"The gradient is exactly 0 in {len(zero)} of {len(scene.layers)} layers: {_listed(zero)}.",
+            sentence=f"The gradient is exactly 0 in {len(zero)} of {len(scene.layers)} layers: "
+            f"{some(layer or '(model)' for layer in zero)}.",
             numbers=Numbers.of({"layers": len(zero)}),
         )
-    trained = {path for paths in scene.stepper.owned.values() for path in paths}
-    weights = scene.state(scene.step).weights
-    frozen = [path for path in weights if path not in trained and _is_weight(inquiry, path)]
-    if frozen and not any(_is_adapter(path) for path in trained):
+    if frozen := untrained.untrained(scene.state(scene.step).weights, scene.stepper.owned):
         yield Outlier(
             name="not trained",
-            sentence=f"{len(frozen)} of {len(frozen) + len(trained)} parameters are not trained: {_listed(frozen)}.",
+            sentence=untrained.sentence(frozen, scene.stepper.owned),
             numbers=Numbers.of({"parameters": len(frozen)}),
         )
-
-
-def _is_weight(inquiry: Inquiry, path: str) -> bool:
-    """Running statistics and the like are no parameters that someone froze."""
-    return path.rpartition(".")[2] in ("weight", "bias")
-
-
-def _is_adapter(path: str) -> bool:
-    """A low-rank adapter (LoRA, Hu et al. 2021, arXiv:2106.09685), as mlx-lm names its parameters: with these, not to
-    train the others is what is wanted."""
-    return path.rpartition(".")[2] in ("lora_a", "lora_b")
 
 
 def _updates(inquiry: Inquiry) -> Iterator[Outlier]:
@@ -184,7 +177,7 @@ def _updates(inquiry: Inquiry) -> Iterator[Outlier]:
     still = [one for one in updates if one.stuck_fraction == 1]
     if still:
         dtypes = ", ".join(dict.fromkeys(one.dtype for one in still))
-        names = _listed([one.path for one in still])
+        names = some(one.path for one in still)
         yield Outlier(
             name="stuck",
             sentence=f"{len(still)} of {len(updates)} tensors did not move: each change was under half a unit in the "
@@ -194,12 +187,6 @@ def _updates(inquiry: Inquiry) -> Iterator[Outlier]:
     if small := [one.path for one in updates if (one.eps_fraction or 0.0) > MOST]:
         yield Outlier(
             name="epsilon",
-            sentence=f"√v is below epsilon in most elements of {len(small)} of {len(updates)} tensors: "
-            f"{_listed(small)}.",
+            sentence=f"√v is below epsilon in most elements of {len(small)} of {len(updates)} tensors: {some(small)}.",
             numbers=Numbers.of({"tensors": len(small)}),
         )
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(name or "(model)" for name in names[:NAMED]) + more

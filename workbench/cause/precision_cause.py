@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..number_text import number
 from ..probes.measured import NonFinite
 from ..probes.nonfinite import first_nonfinite
 from ..snapshot import State
@@ -54,7 +55,7 @@ def not_finite(inquiry: Inquiry) -> Conclusion | None:
     if redone is None:
         return None
     value = inquiry.value(redone[-1])
-    sentence = f"In float32 from state {first - 1} on, step {scene.step} has {inquiry.alarm.phrase} {value:.4g}"
+    sentence = f"In float32 from state {first - 1} on, step {scene.step} has {inquiry.alarm.phrase} {number(value)}"
     if not math.isfinite(value):
         inquiry.refute("precision", f"{sentence}: float32 makes no difference")
         return None

@@ -9,6 +9,7 @@ import statistics
 
 from ..bits import bits_float, json_float
 from ..interventions.changes import Change, Times
+from ..number_text import number
 from .inquiry import Conclusion, Inquiry, Tried, setting
 
 # A linear warm-up raises the rate to at most twice the median of the steps before (step 2 beside step 1, step 2n beside
@@ -56,7 +57,7 @@ def examine(inquiry: Inquiry) -> Conclusion | None:
         inquiry.refute(
             "schedule",
             f"no learning rate of steps {first} to {step - 1} is out of line: at most "
-            f"{value / usual:.3g} times the usual one ({value:.3g} and {usual:.3g})",
+            f"{number(value / usual, 3)} times the usual one ({number(value, 3)} and {number(usual, 3)})",
         )
         return None
     first = odd[0]
@@ -64,8 +65,8 @@ def examine(inquiry: Inquiry) -> Conclusion | None:
     more = f"; {len(odd)} steps did so" if len(odd) > 1 else ""
     inquiry.found(
         "learning rate",
-        f"Step {first} used the learning rate {value:.4g}, {value / usual:.3g} times the median of the steps before, "
-        f"{usual:.4g}{more}.",
+        f"Step {first} used the learning rate {number(value)}, {number(value / usual, 3)} times the median of the "
+        f"steps before, {number(usual)}{more}.",
         "schedule",
         rate=value,
         usual=usual,
@@ -86,12 +87,12 @@ def examine(inquiry: Inquiry) -> Conclusion | None:
     inquiry.found("usual rate", f"{sentence}: the rise is gone.", "schedule", redone=inquiry.value(redone[-1]))
     return Conclusion(
         "schedule",
-        f"The update of step {first} did it: its learning rate was {value:.4g}, {value / usual:.3g} times the usual "
-        f"{usual:.4g}.",
+        f"The update of step {first} did it: its learning rate was {number(value)}, {number(value / usual, 3)} times "
+        f"the usual {number(usual)}.",
         {"step": first, "lr": json_float(value), "usual_lr": json_float(usual), "ratio": value / usual},
         f"the same rise at step {step} with the usual learning rate in step {first}",
         [
-            setting(f"lr={usual / value:.6g}x" if several else f"lr={usual:.6g}", first, note=LASTS),
+            setting(f"lr={number(usual / value, 6)}x" if several else f"lr={number(usual, 6)}", first, note=LASTS),
             Tried("batch=skip", first, words=f"step {first} left out"),
             setting("clip=0.1", first),
         ],

@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..bits import bits_float
 from ..interventions.changes import parse_change
 from ..rebuild import experiment_call, other_options, own_parts, parts_of
+from ..recovery import Recovery
 from ..seams import state_segment
+from ..spikes import SpikeSettings
 from ..verdict import Numbers, Remedy
 from .counterfactual import Shot
 from .inquiry import Conclusion, Inquiry, Tried
+
+if TYPE_CHECKING:
+    from ..manifest import Manifest
 
 NEXT = 5  # steps after N whose losses say whether it lasts
 
@@ -125,6 +132,7 @@ def _python(inquiry: Inquiry, one: Tried, state: int, segment: int, out: str) ->
     options = [text for text in other_options(manifest) if not (clips and text.startswith("clip="))]
     options += [f"clip={change.value!r}"] if clips and change is not None else []
     options += [f"ignore={manifest.ignore!r}"] if manifest.ignore else []
+    options += _recording(manifest)
     lines.append(f"point = wb.fork_point({', '.join(point)})")
     lines.append(f"recorder = wb.Recorder({', '.join([repr(out), *parts, *options, 'fork=point', *made])})")
     if change is not None and change.name not in ("reset", "rng") and not clips:
@@ -143,6 +151,29 @@ def _python(inquiry: Inquiry, one: Tried, state: int, segment: int, out: str) ->
             "recorder.step(batch)"
         )
     return "\n".join(lines)
+
+
+def _recording(manifest: Manifest) -> list[str]:
+    """How a run was recorded, where that is not what a recorder does by default, as arguments by name."""
+    usual = {"save_every": 100, "keep_last": None, "keep_every": None}  # as `Recorder` has them
+    found = [f"{name}={getattr(manifest, name)!r}" for name in usual if getattr(manifest, name) != usual[name]]
+    if manifest.spikes is None:
+        found.append("spikes=None")
+    elif unlike := _unlike(manifest.spikes, asdict(SpikeSettings())):
+        found.append(f"spikes=wb.SpikeSettings({unlike})")
+    if manifest.recovery is not None and (unlike := _unlike(manifest.recovery, asdict(Recovery()))):
+        mode = manifest.recovery["mode"]
+        alone = unlike == f"mode={mode!r}"
+        found.append(f"auto_rollback={mode!r}" if alone else f"auto_rollback=wb.Recovery({unlike})")
+    if manifest.data and manifest.rebuild.get("kind") != "mlx-lm":
+        files = (f"wb.DataFile({one.path!r}, {one.bytes}, {one.sha256!r})" for one in manifest.data)
+        found.append(f"data=[{', '.join(files)}]")
+    return found
+
+
+def _unlike(given: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """Settings that are not the usual ones, as arguments by name."""
+    return ", ".join(f"{name}={value!r}" for name, value in given.items() if usual.get(name, value) != value)
 
 
 def _way_to_rebuild(inquiry: Inquiry) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..number_text import number
 from .adam import fresh, settings
 from .damage import Damage, listed
 from .inquiry import Conclusion, Inquiry, Tried
@@ -79,8 +80,9 @@ def _signature(inquiry: Inquiry, again: Resumed) -> None:
     steady, noise = (max(pair[which] for pair in factors) for which in (0, 1))
     inquiry.found(
         "moments lost",
-        f"m and v are zeros, and this optimizer corrects no bias: an update after it is up to {steady:.3g} times as "
-        f"large as usual where gradients agree, and {noise:.3g} times where they are noise.",
+        f"m and v are zeros, and this optimizer corrects no bias: an update after it is up to "
+        f"{number(steady, 3)} times as large as usual where gradients agree, and {number(noise, 3)} times where "
+        "they are noise.",
         "resume",
         steady=steady,
         noise=noise,

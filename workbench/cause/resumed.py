@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from ..checkpoints import checkpoint_reader
 from ..errors import WorkbenchError
 from ..forks import state_at
-from ..run import CHECKPOINTS, Run
+from ..recorded.layout import CHECKPOINTS
+from ..run import Run
 from ..seams import state_segment
 from ..snapshot import State
 from .counterfactual import Shot, Trials

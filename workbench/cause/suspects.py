@@ -12,7 +12,8 @@ import numpy as np
 
 from ..batches import rowfacts
 from ..batches.padding import extents
-from ..spikes import LOSS_SIGMA_FLOOR, NORMAL_SIGMA_PER_MAD
+from ..detection.window import NORMAL_SIGMA_PER_MAD
+from ..spikes import LOSS_SIGMA_FLOOR
 
 ODD_Z = 6.0  # robust standard deviations at which a row's contents are odd: as the rules of spike detection
 LOSS_Z = 3.0  # at which its loss is high: Leys et al. 2013 call it very conservative (`spikes` has the reference)
@@ -34,7 +35,8 @@ class Suspect:
     Attributes:
         row: from 0.
         why: one phrase each; empty: only its loss is high.
-        wrong: not merely unlike other rows: targets that are not the next tokens, or a row that repeats itself.
+        wrong: not merely unlike other rows: targets that are not the next tokens, a row that repeats itself, a number
+            that is not finite.
         oddness: the largest robust z of its contents.
         loss: mean of a target; None: not known, or the row has no target.
         z: of the loss, robust standard deviations above that of usual rows; None: not known.
@@ -105,6 +107,21 @@ def _odd_targets(batch: Sequence[np.ndarray], past: Sequence[Sequence[np.ndarray
             yield row, f"only {share:.0%} of the targets follow the inputs"
 
 
+def _not_finite(batch: Sequence[np.ndarray], past: Sequence[Sequence[np.ndarray]]) -> dict[int, list[str]]:
+    """What each row holds that is no finite number, where that array of no earlier batch held the like: -inf may be a
+    mask, and NaN stand for what is not known."""
+    found: dict[int, list[str]] = {}
+    for place, array in enumerate(batch):
+        if array.dtype.kind != "f" or not array.ndim:
+            continue
+        for name, test in (("NaN", np.isnan), ("inf", np.isposinf), ("-inf", np.isneginf)):
+            rows = np.flatnonzero(test(array).reshape(len(array), -1).any(axis=1))
+            if len(rows) and not any(len(one) > place and test(one[place]).any() for one in past):
+                for row in rows.tolist():
+                    found.setdefault(row, []).append(f"{name} in array {place} of the batch")
+    return found
+
+
 def high_losses(losses: np.ndarray, usual: np.ndarray) -> np.ndarray:
     """How many robust standard deviations each row's loss is above that of usual rows, on the same state.
 
@@ -132,7 +149,8 @@ def suspects(
     by_loss: bool = True,
 ) -> list[list[Suspect]]:
     """Sets of rows that may be to blame, the likeliest first: those that are wrong; those whose contents are odd; those
-    whose loss is high. None is empty, and within each the highest loss comes first.
+    whose loss is by far the highest; those whose loss is high. None is empty, and within each the highest loss comes
+    first.
 
     Args:
         losses: (rows,) mean loss of a row's own targets, as `Shot.row_losses`; None: not known. usual: the same of
@@ -143,6 +161,9 @@ def suspects(
     known = losses is not None and len(losses) == rows
     z = high_losses(losses, usual) if known and losses is not None and usual is not None else np.full(rows, np.nan)
     odd = odd_rows(batch, past) if is_tokens(batch) and past and all(map(is_tokens, past)) else {}
+    for row, why in _not_finite(batch, past).items():
+        one = odd.get(row, Suspect(row))
+        odd[row] = replace(one, why=[*why, *one.why], wrong=True, oddness=np.inf)
 
     def suspect(row: int) -> Suspect:
         one = odd.get(row, Suspect(row))
@@ -154,9 +175,12 @@ def suspects(
     told = by_loss and not np.isinf(z).any() and not np.isnan(z[list(odd)]).any()
     weigh = (lambda one: one.z or 0.0) if told else (lambda one: one.oddness)
     heaviest = max((weigh(one) for one in every if one.row in odd), default=0.0)
+    highest = max((one.z for one in every if one.z is not None), default=0.0)
+    highest = min(highest, np.finfo(np.float64).max)  # inf is above it
     sets = [
         [one for one in every if one.wrong],
         [one for one in every if one.row in odd and weigh(one) >= HALF * heaviest],
+        [one for one in every if (one.z or 0.0) > max(LOSS_Z, HALF * highest)],
         [one for one in every if (one.z or 0.0) > LOSS_Z],
     ]
     found: list[list[Suspect]] = []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..number_text import number
 from .inquiry import Inquiry
 from .precision_cause import broken_state
 
@@ -75,8 +76,8 @@ def walk(inquiry: Inquiry, batch: int) -> Walk | None:
 def _say(inquiry: Inquiry, found: Walk) -> None:
     before, after = (found.values.get(state, math.nan) for state in (found.update - 1, found.update))
     sentence = (
-        f"On the batch of step {found.batch} state {found.update - 1} has {inquiry.alarm.phrase} {before:.4g}, and "
-        f"state {found.update} has {after:.4g}: "
+        f"On the batch of step {found.batch} state {found.update - 1} has {inquiry.alarm.phrase} {number(before)}, and "
+        f"state {found.update} has {number(after)}: "
     )
     if found.single:
         sentence += f"update {found.update} did more than all others together."

@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 
 from ..errors import WorkbenchError
-from ..spikes import recorded
+from ..number_text import number
 from .rules import FORMER, QUANTITIES, THRESHOLD_RULES, Departure, DetectionSettings, by_drift, by_threshold
+from .spike_table import recorded
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -203,7 +204,7 @@ def _stretches(series: _Series, quantity: str) -> list[Departure]:
     found = []
     for start, end in zip(starts.tolist(), ends, strict=True):
         value = float(series.broken_values[start])
-        text = f"{QUANTITIES[quantity]} is {value}"
+        text = f"{QUANTITIES[quantity]} is {number(value)}"
         text += "" if start == end else f", the first of {end - start + 1} in a row that are not finite"
         found.append(Departure(start, start, start, end, value, np.nan, np.nan, text))
     return found

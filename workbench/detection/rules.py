@@ -46,8 +46,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import WorkbenchError
-from ..spikes import LOG_GRAD_NORM_SIGMA_FLOOR, LOSS_SIGMA_FLOOR, NORMAL_SIGMA_PER_MAD, SMALLEST_WINDOW
+from ..number_text import number
+from ..spikes import LOG_GRAD_NORM_SIGMA_FLOOR, LOSS_SIGMA_FLOOR, SMALLEST_WINDOW
 from . import cusum, rolling
+from .window import NORMAL_SIGMA_PER_MAD
 
 CUT = 3.0  # standard deviations: what a value can add to a drift at most
 # A loss that flickers between two neighbours in bfloat16, 0.8 % apart, has the lower one as its median every other
@@ -200,8 +202,8 @@ def by_threshold(name: str, values: np.ndarray, settings: DetectionSettings) -> 
             far = values[fired] / level[fired]
         else:
             far = (values[fired] - level[fired]) / (threshold[fired] - level[fired]) * scale
-        past = f"{level[fired]:.4g} of the last {getattr(settings, rule.needs)} values"
-        text = f"{QUANTITIES[rule.quantity]} {values[fired]:.4g} is {rule.words.format(far=f'{far:.3g}')} {past}"
+        past = f"{number(level[fired])} of the last {getattr(settings, rule.needs)} values"
+        text = f"{QUANTITIES[rule.quantity]} {number(values[fired])} is {rule.words.format(far=number(far, 3))} {past}"
         numbers = (float(values[fired]), float(threshold[fired]), float(level[fired]))
         found.append(Departure(onset, fired, peak, last, *numbers, text))
     return found
@@ -229,7 +231,7 @@ def by_drift(quantity: str, values: np.ndarray, settings: DetectionSettings) -> 
                 level, mean = float(np.exp(level)), float(np.exp(mean))
             name = QUANTITIES[quantity]
             way, count = "up" if sign > 0 else "down", noticed + 1 - onset
-            text = f"{name} has drifted {way}: {mean:.4g} on the average of {count} values, against a median "
-            text += f"{level:.4g} of the {settings.drift_window} before"
+            text = f"{name} has drifted {way}: {number(mean)} on the average of {count} values, against a median "
+            text += f"{number(level)} of the {settings.drift_window} before"
             found.append(Departure(onset, noticed, peak, last, total, settings.drift_h, level, text))
     return sorted(found)

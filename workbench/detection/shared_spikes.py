@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from ..enumeration import listed, some
 from ..errors import WorkbenchError
 from ..run import Run, open_run
 from .detecting import detect_spikes, first_departures
@@ -62,8 +63,8 @@ class SpikeComparison:
         """What was seen, and no more."""
         total, several = len(self.frame), self.shared
         if not total:
-            return f"No rule fired in any of {_listed(self.names)}."
-        head = f"In {_listed(self.names)} rules fired at {total} step{'' if total == 1 else 's'} in all"
+            return f"No rule fired in any of {listed(self.names)}."
+        head = f"In {listed(self.names)} rules fired at {total} step{'' if total == 1 else 's'} in all"
         if several.empty:
             within = "at the same step" if self.near == 0 else f"within {self.near} steps of each other"
             return f"{head}, and nowhere in more than one run {within}."
@@ -71,13 +72,13 @@ class SpikeComparison:
         for row in several.head(SPELLED).to_dict("records"):
             inside = [name for name in self.names if not pd.isna(row[name])]
             at = [f"{row[name]:,}" for name in inside]
-            where = f"step {at[0]}" if len(set(at)) == 1 else f"steps {_listed(at)}"
-            parts.append(f"{where} in {_listed(inside)} ({row['rules']})")
-        more = f"; and {len(several) - SPELLED} more" if len(several) > SPELLED else ""
+            where = f"step {at[0]}" if len(set(at)) == 1 else f"steps {listed(at)}"
+            parts.append(f"{where} in {listed(inside)} ({row['rules']})")
+        spelled = some(parts, SPELLED, total=len(several), joint=";")
         same = "the same spike is seen" if len(several) == 1 else f"{len(several)} of them are seen"
         pairs = f"{self.pairs} pair{'' if self.pairs == 1 else 's'} of runs shared one"
         chance = f"{pairs}, where chance alone would have given {self.expected:.2g}"
-        return f"{head}; {same} in more than one run: {'; '.join(parts)}{more}. {chance[:1].upper()}{chance[1:]}."
+        return f"{head}; {same} in more than one run: {spelled}. {chance[:1].upper()}{chance[1:]}."
 
     def to_json(self) -> dict[str, Any]:
         rows = [
@@ -148,7 +149,7 @@ def _silent(rules: dict[str, list[str]]) -> list[str]:
     every = list(dict.fromkeys(rule for own in rules.values() for rule in own))
     places = {rule: [name for name, own in rules.items() if rule in own] for rule in every}
     parts = [
-        f"{rule} is silent in {_listed(own) if len(own) < len(rules) else 'all runs'}" for rule, own in places.items()
+        f"{rule} is silent in {listed(own) if len(own) < len(rules) else 'all runs'}" for rule, own in places.items()
     ]
     return [f"Too few values: {'; '.join(parts)}."] if parts else []
 
@@ -219,7 +220,3 @@ def _expected(events: list[pd.DataFrame], spans: list[tuple[int, int]], near: in
             counts = [int(np.sum((events[run]["step"] >= low) & (events[run]["step"] <= high))) for run in (a, b)]
             total += counts[0] * counts[1] * min(1.0, (2 * near + 1) / common)
     return total
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

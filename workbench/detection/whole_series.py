@@ -17,18 +17,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ..spikes import (
-    LOG_GRAD_NORM_SIGMA_FLOOR,
-    LOSS_SIGMA_FLOOR,
-    NORMAL_SIGMA_PER_MAD,
-    Reading,
-    SpikeDetector,
-    SpikeSettings,
-    Window,
-    mean_of,
-    non_finite,
-)
+from ..spikes import LOG_GRAD_NORM_SIGMA_FLOOR, LOSS_SIGMA_FLOOR, Reading, SpikeDetector, SpikeSettings, non_finite
 from .rolling import CHUNK, sorted_middle
+from .window import NORMAL_SIGMA_PER_MAD, Window, mean_of
 
 
 def spikes_of(

@@ -14,13 +14,15 @@ import mlx.core as mx
 import numpy as np
 import pandas as pd
 
+from ..detection.window import NORMAL_SIGMA_PER_MAD
 from ..errors import ExperimentError
 from ..experiment import kept_arrays, state_arrays
-from ..spikes import LOSS_SIGMA_FLOOR, NORMAL_SIGMA_PER_MAD
+from ..spikes import LOSS_SIGMA_FLOOR
 from ..step import StepResult
-from .attempt import Attempt, make, put
+from .attempt import Attempt, put
 from .changes import Change, parse_change
 from .effect import Effect, effect
+from .making import make
 
 if TYPE_CHECKING:
     from .scene import Moment, Scene

@@ -25,9 +25,13 @@ from ..errors import ReplayError
 from ..experiment import Batch, Experiment, as_batch, batch_hash, random_key, read_cursor
 from ..memory import memory, state_size
 from ..observe import Observation, edit, learning_rates, observe
+from ..own_scripts.users_code import performing
+from ..recorded.layout import CHECKPOINTS
+from ..recorded.plan import Plan
 from ..replay import Progress
+from ..replaying.as_found import left_as_found
 from ..replaying.preparation import Prepared, prepared, undisturbed
-from ..run import CHECKPOINTS, Plan, Run
+from ..run import Run
 from ..snapshot import State, capture, restore
 from ..step import Stepper, StepResult
 from ..trace import Difference, difference_at
@@ -63,7 +67,8 @@ class Moment:
 
 
 class Scene:
-    """Made by `Scene.open`. Nothing that is done with it moves a bit of the run, or of this thread's random state.
+    """Made by `Scene.open`. Nothing that is done with it moves a bit of the run, of this thread's random state, or of
+    an experiment that was handed in: that is at rest in its owner's state.
 
     Attributes:
         run, step, segment: what was opened.
@@ -129,6 +134,7 @@ class Scene:
         self._states: dict[int, State] = {}
         self._moments: dict[int, Moment] = {}
         self._after: list[Moment] = []
+        self._lent = False  # whether an experiment that was handed in is being worked on
         self._ended = False  # the data stream, somewhere after step N
         restore(ready.experiment, ready.start)
         budget = memory() // MEMORY_SHARE if memory_budget is None else memory_budget
@@ -218,13 +224,28 @@ class Scene:
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """Within: work on the run's device. After: the experiment is at state N, whatever was done to it."""
-        with on_device(self._ready.backend), undisturbed():
+        """Within: work on the run's device. After: the experiment is at state N, whatever was done to it; one that was
+        handed in is so only within another of these, and otherwise as its owner left it."""
+        with on_device(self._ready.backend), undisturbed(), self._borrowed():
             try:
                 yield
             finally:
                 if self.step in self._states:
                     put(self.stepper.experiment, self._states[self.step])
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[None]:
+        if self._lent or not self._ready.given:
+            yield
+            return
+        with left_as_found(self.stepper.experiment):
+            if self.step in self._states:
+                put(self.stepper.experiment, self._states[self.step])
+            self._lent = True
+            try:
+                yield
+            finally:
+                self._lent = False
 
     # ---- rolling forward
 
@@ -256,11 +277,13 @@ class Scene:
     def _perform(self, step: int, *, observed: bool) -> tuple[Moment, StepResult]:
         experiment = self.stepper.experiment
         try:
-            batch = as_batch(next(experiment.sampler))
+            with performing(step):
+                batch = as_batch(next(experiment.sampler))
         except StopIteration:
             raise ReplayError(f"the sampler ran out before step {step}; rebuild it with the run's data") from None
         cursor, key = read_cursor(experiment.sampler), random_key()
-        result = self.stepper(batch)
+        with performing(step):
+            result = self.stepper(batch)
         seen = observe(self.stepper, batch, result, cursor, self._ready.method) if observed else None
         return Moment(batch, key, learning_rates(experiment), cursor, result.loss, seen), result
 

@@ -16,32 +16,46 @@ UNLIKE = (
     f"robust standard deviations (the largest |z|); what has {ODD_Z:g} or more stands under odd"
 )
 TEXT_WIDTH = 60
+NARROW = 110  # columns of a terminal, below which a table of a batch leaves out what others of its columns say too
 
 
-def batch_tables(facts: pd.DataFrame) -> Iterator[Table]:
-    """One table a batch: the rows of `batchfacts.batch_facts`, with what is odd in each in words."""
+def batch_tables(facts: pd.DataFrame, width: int = 160) -> Iterator[Table]:
+    """One table a batch: the rows of `batchfacts.batch_facts`, with what is odd in each in words.
+
+    Args:
+        width: columns of the terminal. In a narrow one rows that have a share show neither their loss nor `unlike`.
+    """
+    wide = width >= NARROW
     for step, rows in facts.groupby("step", sort=False):
         losses, places, texts = (rows[name].notna().any() for name in ("share", "source", "text"))
         losses = losses or rows["loss"].notna().any()
         place, compared = "line" if rows["line"].notna().any() else "offset", rows["outlier"].notna().any()
         order = ", by share of its loss" if losses else ", the most unlike rows first" if compared else ""
         table = Table(title=f"Batch of step {step}{order}", title_justify="left")
-        if compared:
+        shared = losses and rows["share"].notna().all()
+        ranked = compared and (wide or not losses)
+        if ranked:
             table.caption, table.caption_justify = UNLIKE, "left"
-        table.add_column("row", justify="right")
-        for name in (*(("loss", "share") if losses else ()), *(("source", place) if places else ())):
-            table.add_column(name, justify="left" if name == "source" else "right", no_wrap=True)
-        if compared:
+        # Numbers keep their width. What is left is for the columns of words, of which the widest gives way first.
+        table.add_column("row", justify="right", no_wrap=True)
+        measured = [*(["loss"] if losses and (wide or not shared) else []), *(["share"] if losses else [])]
+        for name in measured:
+            table.add_column(name, justify="right", no_wrap=True)
+        if places:
+            table.add_column("source", overflow="fold")
+            table.add_column(place, justify="right", no_wrap=True)
+        if ranked:
             table.add_column("unlike", justify="right", no_wrap=True)
         table.add_column("odd", overflow="fold")
         if texts:
-            table.add_column("text", no_wrap=True, overflow="ellipsis", max_width=TEXT_WIDTH)
+            table.add_column("text", max_width=TEXT_WIDTH)
         for row in rows.to_dict("records"):
             cells = [f"{row['row']}"]
-            cells += [_number(row["loss"], ".3f"), _number(row["share"], ".1%")] if losses else []
+            cells += [_number(row[name], {"loss": ".3f", "share": ".1%"}[name]) for name in measured]
             cells += [_known(row["source"]), _known(row[place])] if places else []
-            cells += [*([_number(row["outlier"], ".1f")] if compared else []), "; ".join(oddities(row))]
-            table.add_row(*map(Text, cells), *([Text(_known(row["text"]))] if texts else []))
+            cells += [*([_number(row["outlier"], ".1f")] if ranked else []), "; ".join(oddities(row))]
+            text = Text(_known(row["text"]), no_wrap=True, overflow="ellipsis")
+            table.add_row(*map(Text, cells), *([text] if texts else []))
         yield table
 
 
@@ -74,7 +88,7 @@ def whatif_table(frame: pd.DataFrame, step: int) -> Table:
     heads = ("loss", "grad norm", "update norm", "largest update ratio")
     count = int(frame["steps"].iloc[0]) - 1
     for name in (*heads, f"mean of next {count}", f"highest of next {count}"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for row in frame.to_dict("records"):
         worst = f"{_number(row['worst_ratio'], '.3g')} {row['worst']}" if row["worst"] else "-"
         numbers = [

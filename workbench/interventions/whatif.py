@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,7 @@ from ..bits import bits_float, float_bits, json_float
 from ..errors import ExperimentError, ReplayError, WorkbenchError
 from ..files import pretty_json, write_atomic
 from ..trace import Difference
-from ..traces import traces_folder, writing
+from ..traces import put
 from ..untrusted import decode, read_file
 from .changes import Change, parse_change
 
@@ -182,9 +183,8 @@ def experiments(
         )
         records.append(record)
         if effect is not None:
-            folder, where = traces_folder(run, trace_dir)
-            with writing(folder):
-                files.append(write(record, folder))
+            path, where = put(run, trace_dir, partial(_put, record))
+            files.append(path)
             notices += [notice for notice in (*where, *scene.notices) if notice not in notices]
     if not files:
         raise ExperimentError("; ".join(f"{record.change}: {record.refused}" for record in records))
@@ -250,6 +250,10 @@ def sentence(record: WhatIfRecord) -> str:
 
 
 # ---- files
+
+
+def _put(record: WhatIfRecord, folder: Path, notices: list[str]) -> Path:
+    return write(record, folder)
 
 
 def write(record: WhatIfRecord, folder: Path) -> Path:

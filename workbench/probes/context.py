@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import ReplayError
 from ..run import Run
 from ..session import replay_run
+from .logged_norms import YARDSTICK, logged_norms
 from .neighbours import Context, neighbours_notice
 
 
@@ -38,13 +39,13 @@ def replay_context(
     spikes = run.spikes()
     flagged = [
         other
-        for other in steps[:-1]
+        for other in range(max(1, first - YARDSTICK), step)
         if ((spikes["step"] == other) & (spikes["segment"] == run.manifest.lineage(chosen, other))).any()
     ]
-    notices = neighbours_notice(step, before, steps[:-1], flagged)
+    notices = neighbours_notice(step, before, steps[:-1], [other for other in flagged if other >= first])
     faithful = {trace.step: trace.record.gates.faithful.verdict for trace in traces if not trace.exact}
     if unlike := [other for other, verdict in faithful.items() if verdict != "unverified"]:
         notices.append(f"not replayed exactly, so not what the run computed: steps {unlike}")
     if unknown := [other for other, verdict in faithful.items() if verdict == "unverified"]:
         notices.append(f"the run logged too little to say whether this is what it computed: steps {unknown}")
-    return Context(step, traces, flagged, notices)
+    return Context(step, traces, flagged, notices, logged_norms(run, first - YARDSTICK, first - 1, chosen))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msgspec import UnsetType
 
 from ..bits import bits_float
 from ..compare import mismatches
+from ..enumeration import some
+from ..number_text import number
+from . import untrained
 
 if TYPE_CHECKING:
     from ..trace import TraceRecord
 
-NAMED = 5  # layers or tensors named in a sentence
 # A fresh model whose logits have standard deviation s starts at about ln(vocabulary) + s²/2: GPT-2's initialisation is
 # within 1 % of it. What starts a tenth above it was not initialised so, or does not get the tokens it was made for.
 FIRST_LOSS = 1.1
@@ -29,6 +31,7 @@ def findings(record: TraceRecord) -> list[str]:
         *_nonfinite(record),
         *_masked_loss(record),
         *_zero_gradients(record),
+        *([] if isinstance(record.untrained, UnsetType) else [untrained.sentence(record.untrained, record.owned)]),
         *_stuck(record),
         *([] if isinstance(record.carried, UnsetType) else [record.carried]),
     ]
@@ -40,13 +43,17 @@ def _targets(record: TraceRecord) -> Iterator[str]:
 
 
 def _first_loss(record: TraceRecord) -> Iterator[str]:
-    if record.step != 1 or record.logits is None or record.row_loss is None or not record.targets:
+    if record.step != 1 or record.logits is None or record.row_loss is None:
         return
-    loss = sum(math.inf if value is None else value for value in record.row_loss) / record.targets
+    of_rows = record.row_targets or []
+    targets = record.targets if record.targets is not None else sum(count or 0 for count in of_rows)
+    if not targets or (record.targets is None and None in of_rows):
+        return
+    loss = sum(math.inf if value is None else value for value in record.row_loss) / targets
     uniform = math.log(record.logits.vocabulary)
     if loss > FIRST_LOSS * uniform:
         yield (
-            f"The first loss, {loss:.4g} a token, is above ln({record.logits.vocabulary:,}) = {uniform:.4g}, "
+            f"The first loss, {number(loss)} a token, is above ln({record.logits.vocabulary:,}) = {number(uniform)}, "
             "the loss of a uniform guess."
         )
 
@@ -81,15 +88,16 @@ def _masked_loss(record: TraceRecord) -> Iterator[str]:
     at_fault = record.first_difference is None or record.first_difference.where == "step"
     if math.isfinite(logged) and at_fault and set(mismatches(record.items)) <= {"loss", "grad_norm"}:
         yield (
-            f"Telemetry masks a non-finite loss: it has {logged:.6g} for step {record.step}, and that step's loss is "
-            f"{bits_float(record.loss_bits)}; all else that could be compared agrees."
+            f"Telemetry masks a non-finite loss: it has {number(logged, 6)} for step {record.step}, and that step's "
+            f"loss is {number(bits_float(record.loss_bits))}; all else that could be compared agrees."
         )
 
 
 def _zero_gradients(record: TraceRecord) -> Iterator[str]:
     zero = [layer for layer, norm in zip(record.layers, record.per_layer_grad_norms, strict=True) if norm == 0]
     if zero:
-        yield f"The gradient is exactly 0 in {len(zero)} of {len(record.layers)} layers: {_listed(zero)}."
+        names = some(layer or "(model)" for layer in zero)
+        yield f"The gradient is exactly 0 in {len(zero)} of {len(record.layers)} layers: {names}."
 
 
 def _stuck(record: TraceRecord) -> Iterator[str]:
@@ -101,10 +109,5 @@ def _stuck(record: TraceRecord) -> Iterator[str]:
         dtypes = ", ".join(dict.fromkeys(update.dtype for update in still))
         yield (
             f"{len(still)} of {len(record.updates)} tensors did not move: each change was under half a unit in "
-            f"the last place of its weight ({dtypes}): {_listed([update.path for update in still])}."
+            f"the last place of its weight ({dtypes}): {some(update.path for update in still)}."
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(name or "(model)" for name in names[:NAMED]) + more

@@ -5,6 +5,8 @@ Knows traces and tables; replays nothing itself and imports no MLX. (`nearby` co
 A number's robust z at a step is (x − median) / max(σ, floor), σ from the MAD, over the healthy steps before it in the
 window: those that no rule of spike detection flags, and at which this number itself was not far off. So numbers that
 went off some steps before N do not become their own yardstick, as in `spikes.SpikeDetector`, whose constants these are.
+Norms that were logged have the 24 steps before N-k as well: they cost no replay, and what grew over all k steps is
+still seen.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from ..spikes import LOG_GRAD_NORM_SIGMA_FLOOR, LOSS_SIGMA_FLOOR, NORMAL_SIGMA_PER_MAD, SMALLEST_WINDOW, SpikeSettings
+from ..detection.window import NORMAL_SIGMA_PER_MAD
+from ..spikes import LOG_GRAD_NORM_SIGMA_FLOOR, LOSS_SIGMA_FLOOR, SMALLEST_WINDOW, SpikeSettings
 from ..trace import Trace
+from .onsets import onsets
 from .trace_tables import KINDS
 
 BEFORE = 8  # steps; a spike follows what sets it off by 1 to 8 (Wortsman et al. 2023, arXiv:2304.13013)
@@ -52,14 +56,16 @@ class Context:
     Attributes:
         step: N.
         traces: of N and its neighbours, by step.
-        flagged: neighbours that a rule of spike detection flags: measured, but no yardstick.
+        flagged: steps before N, of the neighbours or of `logged`, that a rule of spike detection flags: no yardstick.
         notices: what the user should know.
+        logged: norms that the run logged at the steps before the neighbours, as `logged_norms`: a yardstick only.
     """
 
     step: int
     traces: list[Trace]
     flagged: list[int] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    logged: pd.DataFrame | None = None
 
     @property
     def steps(self) -> list[int]:
@@ -72,13 +78,16 @@ class Context:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """One row a number: step, layer, path, kind, statistic, value, z (NaN: not scored, or too few neighbours)."""
-        return scored(pd.concat([numbers(trace) for trace in self.traces], ignore_index=True), self.flagged)
+        """One row a number: step, layer, path, kind, statistic, value, healthy (steps before that are its yardstick),
+        z (NaN: not scored, or too few of them)."""
+        parts = [numbers(trace) for trace in self.traces]
+        before = [] if self.logged is None or not len(self.logged) else [self.logged]
+        return scored(pd.concat([*before, *parts], ignore_index=True), self.flagged, self.traces[0].step)
 
     @property
     def scores(self) -> pd.DataFrame:
         """Step N against its healthy neighbours, the farthest off first: layer, path, kind, statistic, value, median
-        (of all steps before N that are not flagged), z."""
+        (of all neighbours that are not flagged), z."""
         frame = self.frame
         own = frame[(frame["step"] == self.step) & frame["z"].notna()]
         before = frame[(frame["step"] < self.step) & ~frame["step"].isin(self.flagged)]
@@ -89,19 +98,22 @@ class Context:
         return table.loc[order].reset_index(drop=True)
 
     def onset(self, threshold: float = THRESHOLD) -> pd.DataFrame:
-        """Where it began: the first step at which the L2 norm of a layer was far off, for each kind.
+        """Where it began: the step from which on the L2 norm of a layer was far off, for each kind; see `onsets`, which
+        says why a norm that was far off at some step and came back is left out.
 
         Args:
             threshold: of |z|; 6, as in `spikes`.
 
         Returns:
-            step, layer, kind, z; by step, and within a step by kind and layer in order of execution.
+            step, layer, kind, z; by step, and within a step by kind, and by layer as they are computed: gradients from
+            the last layer to the first.
         """
-        norms = self.frame[(self.frame["statistic"] == "l2") & (self.frame["z"].abs() > threshold)]
-        first = norms.sort_values("step", kind="stable").drop_duplicates(["layer", "kind"])
+        first = onsets(self.frame[self.frame["statistic"] == "l2"], self.step, threshold)
         kinds = first["kind"].map({kind: place for place, kind in enumerate(KINDS)})
         layers = first["layer"].map({layer: place for place, layer in enumerate(self.trace.record.layers)})
-        order = np.lexsort((layers, kinds, first["step"]))
+        places = layers.to_numpy(float)
+        backward = first["kind"].isin(("activation_gradient", "gradient"))
+        order = np.lexsort((np.where(backward, -places, places), kinds, first["step"]))
         return first.iloc[order][["step", "layer", "kind", "z"]].reset_index(drop=True)
 
     def sentence(self) -> str:
@@ -112,15 +124,14 @@ class Context:
                 f"Step {self.step} can't be compared: it has fewer than {SMALLEST_WINDOW} healthy neighbours before it."
             )
         far = int((scores["z"].abs() > THRESHOLD).sum())
-        where = "no layer's norm was far off at any step"
+        where = "no layer's norm left its usual range"
         if len(onset):
             row = onset.iloc[0]
-            where = (
-                f"the first norm far off was the {row['kind']} of {row['layer'] or 'the model'} at step {row['step']}"
-            )
-        return (
-            f"At step {self.step} {far} of {len(scores)} numbers stand beyond {THRESHOLD:g} robust deviations; {where}."
-        )
+            kind = row["kind"].replace("_", " ")
+            where = f"the first norm to leave its usual range was the {kind} of {row['layer'] or 'the model'} at step "
+            where += f"{row['step']}{or_before(row['step'], self.steps[0])}"
+        far_off = f"{far} of {len(scores)} numbers stand beyond {THRESHOLD:g} robust deviations"
+        return f"At step {self.step}, {far_off}; {where}."
 
     def __repr__(self) -> str:
         return f"Context(step={self.step}, before={len(self.traces) - 1})"
@@ -153,16 +164,25 @@ def numbers(trace: Trace) -> pd.DataFrame:
     return pd.concat(kept, ignore_index=True).assign(step=record.step)[list(COLUMNS)]
 
 
-def scored(frame: pd.DataFrame, flagged: Collection[int] = ()) -> pd.DataFrame:
+def or_before(step: int, first: int) -> str:
+    """What is off at the first step that is shown may have been so before."""
+    return " or before" if step == first > 1 else ""
+
+
+def scored(frame: pd.DataFrame, flagged: Collection[int] = (), first: int = 0) -> pd.DataFrame:
     """Adds the robust z of each number against the healthy steps before it.
 
     Args:
         frame: step, layer, path, kind, statistic, value, as `numbers`, of consecutive steps.
         flagged: steps that are no yardstick.
+        first: rows of earlier steps are a yardstick only, and are left out of what is returned. Where there are such,
+            z is the larger in size of two: with them, for what grows over all steps from `first` on, and without, for
+            early in training they vary more than those that are near.
 
     Returns:
-        The frame with a column z: NaN where a statistic is not compared, is undefined, or has fewer than 4 healthy
-        steps before it; inf for a norm, loss or gradient norm that is not finite.
+        The frame with two columns: `healthy`, the steps before that are the yardstick; and z: NaN where a statistic is
+        not compared, is undefined, or has fewer than 4 healthy steps before it; inf for a norm, loss or gradient norm
+        that is not finite.
     """
     keys = list(COLUMNS[1:-1])
     table = frame.pivot(index=keys, columns="step", values="value")
@@ -179,14 +199,37 @@ def scored(frame: pd.DataFrame, flagged: Collection[int] = ()) -> pd.DataFrame:
     broken = compared[:, None] & np.isinf(values)
     broken |= np.isnan(values) & np.isin(statistics, ("l2", "loss", "grad_norm"))[:, None]  # else NaN is "undefined"
     x = np.where(compared[:, None] & np.isfinite(x), x, np.nan)
-    z, healthy = np.full(x.shape, np.nan), np.zeros(x.shape, dtype=bool)
-    for place, step in enumerate(table.columns):
+    steps = table.columns.to_numpy()
+    usable = np.isfinite(x) & ~np.isin(steps, list(flagged))
+    healthy, z = _through(x, usable, broken, floor)
+    if (steps < first).any():
+        near_healthy, near = _through(x, usable & (steps >= first), broken, floor)
+        nearer = np.nan_to_num(np.abs(near), nan=-1.0) > np.nan_to_num(np.abs(z), nan=-1.0)
+        healthy, z = np.where(nearer, near_healthy, healthy), np.where(nearer, near, z)
+    found = {
+        name: pd.DataFrame(array, index=table.index, columns=table.columns).stack(future_stack=True)
+        for name, array in (("healthy", healthy), ("z", z))
+    }
+    shown = frame[frame["step"] >= first]
+    return shown.merge(pd.DataFrame(found).reset_index(), on=[*keys, "step"], how="left")
+
+
+def _through(x: np.ndarray, usable: np.ndarray, broken: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many healthy steps are before each number, and its robust z against these.
+
+    Args:
+        x: numbers, (numbers, steps).
+        usable: where they may be a yardstick, if they are not far off themselves.
+        broken: where they are not finite, and should be.
+    """
+    z, healthy, counts = np.full(x.shape, np.nan), np.zeros(x.shape, dtype=bool), np.zeros(x.shape, dtype=int)
+    for place in range(x.shape[1]):
+        counts[:, place] = healthy[:, :place].sum(axis=1)
         z[:, place] = _against(x[:, :place], healthy[:, :place], x[:, place], floor)
         z[broken[:, place], place] = np.inf
         near = ~(np.abs(z[:, place]) > THRESHOLD)  # also where there were too few steps to tell
-        healthy[:, place] = near & np.isfinite(x[:, place]) & (step not in flagged)
-    scores = pd.DataFrame(z, index=table.index, columns=table.columns).stack(future_stack=True).rename("z")
-    return frame.merge(scores.reset_index(), on=[*keys, "step"], how="left")
+        healthy[:, place] = near & usable[:, place]
+    return counts, z
 
 
 def _against(past: np.ndarray, healthy: np.ndarray, now: np.ndarray, floor: np.ndarray) -> np.ndarray:

@@ -68,7 +68,8 @@ def first_nonfinite(
         forward: whether the loss function can be run; else what comes before the parameter gradients is left out.
     """
     tokens = result.token_loss is None or mx.isfinite(result.token_loss).all().item()
-    sound = np.isfinite(result.loss) and np.isfinite(result.grad_norm) and tokens
+    norm = np.isfinite(result.grad_norm) or not result.gradients  # of a step that left its update out
+    sound = np.isfinite(result.loss) and norm and tokens
     if everywhere(bool(sound) and not any(row.nonfinite for row in rows)):
         return None
     masks: list[NonFinite] = []
@@ -107,7 +108,8 @@ def _stages(
     backward = [path for layer in reversed(stepper.layers) for path in reversed(stepper.owned[layer])]
     ordered = {path: result.gradients[path] for path in backward if path in result.gradients}
     yield _events("gradient", "the gradient of {}", ordered), ""
-    yield _events("grad_norm", "the global gradient norm", {"": mx.array(float(result.grad_norm))}), ""
+    if ordered:
+        yield _events("grad_norm", "the global gradient norm", {"": mx.array(float(result.grad_norm))}), ""
     yield _events("optimizer", "{} in the optimizer of state N", after.optimizer), ""
     yield _events("weight", "the weight {} of state N", after.weights), ""
 

@@ -41,14 +41,12 @@ def layer_rows(record: TraceRecord) -> list[dict[str, Any]]:
     """The rows of `layers`, by column."""
     arrays = {name: _array(record, name) for name in _ARRAY_OF.values()}
     by_key = {(row.path, row.kind): row for row in record.rows}
-    last_call = {(row.path.partition("#")[0], row.kind): row for row in record.rows}
+    last_call = _last_calls(record.rows)
     rows = []
     for index, layer in enumerate(record.layers):
         for kind in KINDS:
-            if kind.startswith("activation"):
-                members = [last_call[layer, kind]] if (layer, kind) in last_call else []
-            else:
-                members = [by_key[path, kind] for path in record.owned[layer] if (path, kind) in by_key]
+            paths = [last_call.get(layer, layer)] if kind.startswith("activation") else record.owned[layer]
+            members = [by_key[path, kind] for path in paths if (path, kind) in by_key]
             array = _ARRAY_OF.get(kind)
             own = None if array is None else arrays[array][index]
             if own is None and not members:
@@ -71,6 +69,13 @@ def layer_rows(record: TraceRecord) -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def _last_calls(rows: Sequence[Row]) -> dict[str, str]:
+    """The path of the last call of each layer, `layer#k` where it was called more than once: by its number, for rows of
+    gradients are in the order of the backward pass, which comes to the last call first."""
+    calls = sorted((row.path for row in rows if row.kind == "activation"), key=lambda path: (len(path), path))
+    return {path.partition("#")[0]: path for path in calls}
 
 
 def parameters(record: TraceRecord) -> pd.DataFrame:
@@ -115,12 +120,15 @@ def rows(record: TraceRecord) -> pd.DataFrame:
 
 
 def row_shares(record: TraceRecord) -> list[tuple[int, float, float, int | None]]:
-    """The rows of `rows`: row, loss, share, targets; NaN and None where not known."""
+    """The rows of `rows`: row, loss, share, targets; NaN and None where not known. First those whose loss is not
+    finite, without a share: a record does not say what it is, but where the step's own is inf, so is it."""
     sums = np.array([_nan(value) for value in record.row_loss or ()])
     targets = _row_targets(record, len(sums))
     with np.errstate(invalid="ignore", divide="ignore"):  # losses that are all 0 have no shares
         losses, shares = sums / targets, sums / np.nansum(sums)
     counts = [None if count != count else int(count) for count in targets.tolist()]
+    if (whole := float(bits_float(record.loss_bits))) == np.inf:
+        losses[np.isnan(sums)] = whole
     found = list(zip(range(len(sums)), losses.tolist(), shares.tolist(), counts, strict=True))
     broken = np.isnan(sums)
     return sorted(found, key=lambda row: (not broken[row[0]], -row[2] if row[2] == row[2] else 0.0))

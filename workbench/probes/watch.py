@@ -132,8 +132,7 @@ class Watch:
         for name in ("targets", "mask"):
             value = extras.get(name)
             if isinstance(value, mx.array):
-                count = value if value.ndim == 0 else mx.sum(value != 0)
-                self.seen.append(_Seen("extras", arrays={"count": count.astype(mx.int32)}))
+                self.seen.append(_Seen("extras", arrays={"count": _count(value, mask=name == "mask")}))
             elif isinstance(value, (int, float)):
                 self.seen.append(_Seen("extras", count=int(value)))
             else:
@@ -144,6 +143,19 @@ class Watch:
         """What was seen, from the evaluated arrays of `seen` (in a compiled pass: its outputs in their place)."""
         pairs = [(one, arrays) for one, arrays in zip(self.seen, outputs, strict=True) if _evaluated(arrays)]
         return Forward(_attention(pairs), _logit_summary(pairs), _targets(pairs))
+
+
+def _count(value: mx.array, *, mask: bool) -> mx.array:
+    """How many targets a loss function's extras tell of, int32: a number as it is, a mask's entries that are not 0.
+
+    Args:
+        mask: that it is one is said by its name; else zeros and ones tell, and of anything else, token ids say, nothing
+            is known: -1.
+    """
+    if value.ndim == 0:
+        return value.astype(mx.int32)
+    count = mx.sum(value != 0)
+    return (count if mask else mx.where(mx.all((value == 0) | (value == 1)), count, -1)).astype(mx.int32)
 
 
 def is_attention_softmax(a: Any, axis: Any = None, *args: Any, **kwargs: Any) -> bool:
@@ -222,6 +234,6 @@ def _targets(pairs: _Pairs) -> int | None:
             for one, arrays in pairs
             if one.source == source
         ]
-        if counts:
+        if counts and min(counts) >= 0:
             return sum(counts)
     return None

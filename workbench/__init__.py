@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .detection.detecting import first_departures as first_departures
     from .detection.rules import DetectionSettings as DetectionSettings
     from .detection.shared_spikes import compare_spikes as compare_spikes
+    from .detection.spike_table import find_spikes as find_spikes
     from .errors import WorkbenchError as WorkbenchError
     from .experiment import Experiment as Experiment
     from .experiment import StepOptions as StepOptions
@@ -32,19 +33,21 @@ if TYPE_CHECKING:
     from .forks import fork_point as fork_point
     from .interventions.intervene import two_by_two as two_by_two
     from .interventions.scene import Scene as Scene
+    from .manifest import DataFile as DataFile
     from .many import replay_many as replay_many
     from .pairs.paired import compare_runs as compare_runs
     from .panel import Panel as Panel
     from .ranks.carrier import rank_table as rank_table
     from .record import Recorder as Recorder
+    from .recorded.listing import list_runs as list_runs
+    from .recovery import Recovery as Recovery
     from .run import Run as Run
-    from .run import list_runs as list_runs
     from .run import open_run as open_run
     from .samplers import IndexedSampler as IndexedSampler
     from .screen.heatmap import onset_map as onset_map
     from .screen.tokens import token_table as token_table
+    from .script import rebuilding as rebuilding
     from .spikes import SpikeSettings as SpikeSettings
-    from .spikes import find_spikes as find_spikes
     from .step_report import report_html as report_html
     from .step_report import write_report as write_report
     from .surroundings import environment_table as environment_table
@@ -65,6 +68,7 @@ _HOMES = {
     "first_departures": "detection.detecting",
     "DetectionSettings": "detection.rules",
     "compare_spikes": "detection.shared_spikes",
+    "find_spikes": "detection.spike_table",
     "WorkbenchError": "errors",
     "Experiment": "experiment",
     "StepOptions": "experiment",
@@ -73,20 +77,22 @@ _HOMES = {
     "open_checkpoint": "foreign.loose_checkpoint",
     "fork": "forking",
     "fork_point": "forks",
+    "DataFile": "manifest",
     "replay_many": "many",
     "compare_runs": "pairs.paired",
     "Panel": "panel",
     "rank_table": "ranks.carrier",
     "Recorder": "record",
+    "rebuilding": "script",
     "report_html": "step_report",
     "write_report": "step_report",
+    "list_runs": "recorded.listing",
+    "Recovery": "recovery",
     "Run": "run",
-    "list_runs": "run",
     "open_run": "run",
     "IndexedSampler": "samplers",
     "Scene": "interventions.scene",
     "SpikeSettings": "spikes",
-    "find_spikes": "spikes",
     "Trace": "trace",
     "train_run": "trainer.training",
     "Verdict": "verdict",

@@ -18,7 +18,8 @@ from .errors import CheckpointError, WorkbenchError
 from .files import canonical_json, sha256
 from .fingerprint import known_method
 from .ranks.rank_checks import differing_parts
-from .run import CHECKPOINTS, Run
+from .recorded.layout import CHECKPOINTS
+from .run import Run
 from .snapshot import State
 from .tensor_places import is_shared
 from .untrusted import open_regular, read_file

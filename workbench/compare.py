@@ -90,7 +90,8 @@ def _both(recorded: str | None, replayed: str | None) -> str:
         return f"recorded {recorded or 'undefined'}, replayed {replayed or 'undefined'}"
     distance = ulp_distance(recorded, replayed)
     apart = "" if distance is None else f", {distance} ULP apart"
-    return f"recorded {bits_float(recorded)} ({recorded}), replayed {bits_float(replayed)} ({replayed}){apart}"
+    ours, theirs = (str(bits_float(bits)).replace("nan", "NaN") for bits in (recorded, replayed))
+    return f"recorded {ours} ({recorded}), replayed {theirs} ({replayed}){apart}"
 
 
 def mismatches(items: Mapping[str, Item]) -> list[str]:
@@ -121,16 +122,23 @@ def with_one_bit_flipped(value: Any, entry: int = 0) -> Any:
     return value[:-1] + f"{int(value[-1], 16) ^ 1:x}"
 
 
+def with_bits(evidence: Evidence) -> list[str]:
+    """The items in which a bit can be changed: not those that are undefined, as the moments of an optimizer without."""
+    return [
+        name
+        for name, value in evidence.items()
+        if value is not None and not (isinstance(value, list) and all(entry is None for entry in value))
+    ]
+
+
 def missed_flips(evidence: Evidence) -> list[str]:
     """Shows the checker a one-bit change in each item; returns the items for which it did not go red, or not alone.
 
     An empty answer is the proof that a green verdict means something.
     """
     missed = []
-    for name, value in evidence.items():
-        if value is None or (isinstance(value, list) and all(entry is None for entry in value)):
-            continue
-        flipped = {**evidence, name: with_one_bit_flipped(value)}
+    for name in with_bits(evidence):
+        flipped = {**evidence, name: with_one_bit_flipped(evidence[name])}
         if mismatches(compare_evidence(flipped, evidence)) != [name]:
             missed.append(name)
     return missed

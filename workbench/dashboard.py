@@ -48,11 +48,13 @@ class Dashboard(DashboardControls):
 
     Attributes:
         names: of the runs.
+        unread: why a run of the folder is not shown, by its name: it can't be read.
         last_error: the exception in the red box, or None.
         chosen, shown, scale, smooth, marked, zoom, step, follow: the widgets.
 
     Raises:
-        WorkbenchError: there is no run, or an argument is out of range; and as `open_run`.
+        WorkbenchError: there is no run, or an argument is out of range; and as `open_run`, but where other runs of a
+            folder can be read.
     """
 
     _stop: threading.Event | None = None  # of the thread that follows; a widget that could not be made is closed, too
@@ -79,7 +81,7 @@ class Dashboard(DashboardControls):
         self._every = every
         self.last_error: Exception | None = None
         self._lock = threading.RLock()
-        self._opened = _opened(runs)
+        self._opened, self.unread = _opened(runs)
         recorded = all(run.names_spikes for run in self._opened)
         known = [value for _, value in curves.rules_to_choose()]
         spikes = (curves.RECORDED if recorded else curves.ALL) if spikes is None else spikes
@@ -158,10 +160,12 @@ class Dashboard(DashboardControls):
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row a chosen run: run, step, loss, val_loss, grad_norm, lr, step_per_s, segments, spikes.
+        """One row a chosen run: run, step, loss, val_loss, grad_norm, lr, step_per_s, segments, spikes,
+        not_finite_since.
 
-        The values are the last finite ones; where a step is chosen, what was logged at it, NaN where nothing was.
-        `spikes` counts those that are marked.
+        The values are the last that were logged, NaN and infinite ones too; where a step is chosen, what was logged at
+        it; NaN where nothing was. `spikes` counts those that are marked. `not_finite_since`: the step from which on the
+        loss was NaN or infinite, to the end; NA: it ends finite.
         """
         with self._lock:
             rows = []
@@ -169,8 +173,10 @@ class Dashboard(DashboardControls):
                 step = self.step.value or run.span[1]
                 at = run.at(step) if self.step.value else {name: run.last(name) for name in LABELS}
                 values = [at.get(name, float("nan")) for name in LABELS]
-                rows.append((run.name, step, *values, len(run.segments), len(run.marks(self.marked.value))))
-            return pd.DataFrame(rows, columns=["run", "step", *LABELS, "segments", "spikes"])
+                counts = len(run.segments), len(run.marks(self.marked.value))
+                rows.append((run.name, step, *values, *counts, run.broken_since(LOSS)))
+            frame = pd.DataFrame(rows, columns=["run", "step", *LABELS, "segments", "spikes", "not_finite_since"])
+            return frame.astype({"not_finite_since": "Int64"})
 
     def spikes(self) -> pd.DataFrame:
         """The marked spikes of the chosen runs: run, segment, onset, step, rule, quantity, value."""
@@ -224,17 +230,32 @@ class Dashboard(DashboardControls):
 
     def _numbers(self) -> str:
         frame = self.table
-        head = ["run", "step", *LABELS.values(), "segments", "spikes"]
+        runs = dict(zip(frame["run"], self._chosen_runs(), strict=True))
+        columns: dict[str, list[str]] = {
+            name: [self._number(row, name, runs[row["run"]]) for row in frame.to_dict("records")] for name in LABELS
+        }
+        columns = {name: numbers for name, numbers in columns.items() if any(numbers)}
+        head = ["run", "step", *(LABELS[name] for name in columns), "segments", "spikes"]
         lines = []
-        for row in frame.to_dict("records"):
-            numbers = [markup.number(row[name], 5) if np.isfinite(row[name]) else "" for name in LABELS]
+        for place, row in enumerate(frame.to_dict("records")):
+            numbers = [column[place] for column in columns.values()]
             counts = [f"{row['step']:,}", *numbers, f"{row['segments']}", f"{row['spikes']}"]
-            cells = [markup.cell(row["run"], left=True), *map(markup.cell, counts)]
+            cells = [markup.cell(row["run"], left=True, wrap=True), *map(markup.cell, counts)]
             lines.append(f"<tr>{''.join(cells)}</tr>")
         return markup.table(head, "".join(lines), 20)
 
+    def _number(self, row: dict[str, Any], name: str, run: RunCurves) -> str:
+        """A value as it stands in a cell; of a loss that went, also since when. Nothing where nothing was logged."""
+        if np.isfinite(row[name]):
+            return markup.number(row[name], 5)
+        if not run.is_broken(name, self.step.value or None):
+            return ""
+        since = run.broken_since(name)
+        told = since is not None and (not self.step.value or self.step.value >= since)
+        return f"{markup.number(row[name])}{f' since step {since:,}' if told else ''}"
+
     def _remark(self) -> str:
-        said = []
+        said = [f"{name} can't be read, so it is not shown: {why}" for name, why in self.unread.items()]
         if self.smooth.value > 1:
             said.append(
                 f"Each point of a strong line is the mean of {self.smooth.value:,} values, the last at its step."
@@ -293,15 +314,29 @@ class Dashboard(DashboardControls):
             self.error.value = markup.alert(error)
 
 
-def _opened(given: Any) -> list[RunCurves]:
+def _opened(given: Any) -> tuple[list[RunCurves], dict[str, str]]:
+    """The runs, and those of a folder that can't be read, by name with the reason."""
+    unread: dict[str, str] = {}
     if isinstance(given, Mapping):
         pairs = [(str(name), _run(one)) for name, one in given.items()]
-    else:
-        if isinstance(given, str | os.PathLike) and (folder := Path(given)).is_dir() and _holds_runs(folder):
-            given = sorted(path for path in folder.iterdir() if (path / "run.json").exists())
-        one = isinstance(given, Run | str | os.PathLike)
-        opened = [_run(run) for run in ([given] if one else list(given))]
-        pairs = list(zip(different([run.name for run in opened]), opened, strict=True))
+        return _curves(pairs), unread
+    if isinstance(given, str | os.PathLike) and (folder := Path(given)).is_dir() and _holds_runs(folder):
+        curves = []
+        for path in sorted(path for path in folder.iterdir() if (path / "run.json").exists()):
+            try:
+                curves.append(RunCurves(_run(path), path.name))
+            except WorkbenchError as error:
+                unread[path.name] = str(error)
+                failed = error
+        if not curves:
+            raise failed
+        return curves, unread
+    one = isinstance(given, Run | str | os.PathLike)
+    opened = [_run(run) for run in ([given] if one else list(given))]
+    return _curves(list(zip(different([run.name for run in opened]), opened, strict=True))), unread
+
+
+def _curves(pairs: Sequence[tuple[str, Run]]) -> list[RunCurves]:
     if not pairs:
         raise WorkbenchError(NO_RUNS)
     return [RunCurves(run, name) for name, run in pairs]

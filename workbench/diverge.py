@@ -26,9 +26,10 @@ from .divergence.ways import Way, first_departing_step
 from .environment import numeric_environment
 from .errors import CheckpointError, ExperimentError, ReplayError
 from .experiment import Experiment
+from .recorded.layout import CHECKPOINTS
 from .replay import Outcome, Progress, replay_steps
 from .replaying.preparation import Prepared, prepared, undisturbed
-from .run import CHECKPOINTS, Run
+from .run import Run
 from .snapshot import State
 
 RUNGS = ("same process", "another thread", "fresh process", "compile", "deterministic", "device")

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from . import cuda
+from .enumeration import listed
 from .environment import differences, no_gpu, numeric_environment, on_device
 from .errors import ReplayError
 from .examination.catalogue import BY_DEFAULT, CATALOGUE, FLOATS
 from .examination.conclusion import conclude, conclude_run
-from .examination.diagnosis import OperationRow, Report, StepRow, listed
+from .examination.diagnosis import OperationRow, Report, StepRow
 from .examination.operations import REPEATS, Operation, disturbance
 from .examination.repeats import (
     STEPS,
@@ -40,6 +41,7 @@ from .examination.shards import SETTINGS, count, examine_shards, process_count, 
 from .examination.speed import advice, matmul_gflops
 from .experiment import Experiment, random_key, set_random_key
 from .replay import Progress
+from .replaying.as_found import left_as_found
 from .replaying.preparation import refuse_another
 from .run import Run
 
@@ -133,7 +135,8 @@ def examine_run(
     In the run's own setting; on a GPU also with stock operations if it has deterministic ones, and the other way round.
 
     Args:
-        experiment: for a run of your own loop: the experiment, built as for recording. Its state is overwritten.
+        experiment: for a run of your own loop: the experiment, built as for recording. At the end it has the state
+            again that it had.
         factory: instead of it, the "module:function" that the manifest names: passing it is consent to import it.
         progress: as for `examine`.
 
@@ -143,9 +146,9 @@ def examine_run(
     began = time.monotonic()
     recorded = run.manifest.segments[0].environment
     progress(0, 1, "rebuilding the run's experiment")
-    with on_device(recorded.get("backend", "cpu")), _same_random_state():
-        environment = numeric_environment()
+    with on_device(recorded.get("backend", "cpu")), _same_random_state(), left_as_found(experiment):
         built, subject = run_experiment(run, experiment, factory)
+        environment = numeric_environment()  # of which a script may have set some
         refuse_another(run, built)
         dtype = _dtypes(run)
         own = Setting(dtype, built.options.compile, built.options.deterministic)

@@ -6,6 +6,7 @@
     ├── CheckpointError   a checkpoint that is missing, damaged, or of another shape
     ├── DataError         the corpus, or a batch
     ├── ExperimentError   a model, optimizer, sampler or option that cannot be rebuilt
+    │   └── FactoryNeeded     the code that rebuilds the run is imported only when it is named
     ├── TrainingUnstable  a training that was taken back too many times in a row
     └── ReplayError       a replay that cannot be done as asked
         ├── EnvironmentMismatch   this machine computes differently from the one that recorded
@@ -36,6 +37,10 @@ class DataError(WorkbenchError):
 
 
 class ExperimentError(WorkbenchError):
+    pass
+
+
+class FactoryNeeded(ExperimentError):
     pass
 
 

@@ -7,6 +7,8 @@ of milliseconds. Text from outside never reaches mathtext, whose parser is not t
 from __future__ import annotations
 
 import base64
+import contextlib
+import functools
 import html
 import io
 import math
@@ -15,10 +17,12 @@ from typing import Any, cast
 
 import numpy as np
 import pandas as pd
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation
 from PIL import Image
@@ -33,6 +37,7 @@ INK, FAINT, BAND = "#222222", "#E6E6E6", "#D3D3D3"
 WIDTH, DPI = 9.0, 100  # inches and pixels an inch: 900 pixels
 SHARP = 200  # pixels an inch, for screens with two where the page has one
 LEGEND_PIXELS = 860
+TITLE, LEGEND = 78, 48  # letters at most of a title, some 790 pixels, and of a line of a legend, some 300
 ON_WHITE = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.8}  # text that crosses a line
 TOP_EDGE, BOTTOM_EDGE = 0.96, 0.04  # heights in an axis at which values without a place on the scale are marked
 
@@ -116,6 +121,14 @@ def logarithmic(axes: Axes, positive: np.ndarray) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
 
 
+def begin_at_zero(axes: Axes, values: np.ndarray) -> None:
+    """Lets the axis of values that hardly vary begin at 0: else numbers such as 0.001025 would stand at it, too wide
+    for the margin, and a constant would look as if it were measured to so many digits."""
+    finite = finite_only(values)
+    if len(finite) and 0 < finite.max() < 1.2 * finite.min():
+        axes.set_ylim(0, 1.25 * finite.max())
+
+
 def number(value: float) -> str:
     """A tick label: 0.25, 1500, 3e-4; at most six digits, and plain text where matplotlib would typeset 10^-4."""
     if value == 0 or 1e-3 <= abs(value) < 1e5 or not math.isfinite(value):
@@ -141,15 +154,15 @@ def add_legend(figure: Figure, panels: Iterable[Axes]) -> None:
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(str(label), handle)
-    width = sum(52 + 6.3 * len(label) for label in handles)  # pixels, about
-    rows = math.ceil(width / LEGEND_PIXELS)
-    columns = math.ceil(len(handles) / max(rows, 1))
+    labels = [plain(_shortened(label.replace(r"\$", "$"), LEGEND)) for label in handles]
+    columns = _legend_columns(labels)
+    rows = math.ceil(len(labels) / columns)
     figure.subplots_adjust(top=1 - (0.36 + 0.21 * rows) / figure.get_figheight())
     if not handles:
         return
     figure.legend(
         list(handles.values()),
-        list(handles),
+        labels,
         loc="lower right",
         bbox_to_anchor=(0.985, figure.subplotpars.top),
         ncols=columns,
@@ -162,17 +175,52 @@ def add_legend(figure: Figure, panels: Iterable[Axes]) -> None:
     )
 
 
+def _legend_columns(labels: Sequence[str]) -> int:
+    """As many as fit beside each other. They are filled one by one, and each is as wide as its widest label."""
+    for columns in range(len(labels), 1, -1):
+        parts = [part for part in np.array_split(np.array(labels, dtype=object), columns) if len(part)]
+        if sum(52 + 6.3 * max(len(label) for label in part) for part in parts) <= LEGEND_PIXELS:  # about
+            return columns
+    return 1
+
+
+def _shortened(text: str, letters: int) -> str:
+    """Without its middle where it is longer: both ends tell a name apart."""
+    return text if len(text) <= letters else f"{text[: letters // 2]}…{text[-letters // 2 + 1 :]}"
+
+
 def add_title(figure: Figure, text: str) -> None:
     left = figure.subplotpars.left
-    text = text if len(text) <= 90 else f"{text[:89]}…"
-    figure.text(left, 1 - 0.1 / figure.get_figheight(), plain(text), va="top", color=INK, fontsize=11, weight="bold")
+    figure.text(
+        left,
+        1 - 0.1 / figure.get_figheight(),
+        plain(_shortened(text, TITLE)),
+        va="top",
+        color=INK,
+        fontsize=11,
+        weight="bold",
+    )
 
 
 def plain(text: str) -> str:
     """A name out of a file, as it is drawn: two dollar signs would typeset it as mathematics, and no font has control
     characters."""
     shown = text if text.isprintable() else "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
+    if not shown.isascii():  # a sign for what the font lacks, which matplotlib would warn of each time
+        known = _letters(tuple(rcParams["font.family"]), tuple(rcParams["font.sans-serif"]))
+        shown = "".join(one if one == "\n" or ord(one) in known else "\N{WHITE SQUARE}" for one in shown)
     return shown.replace("$", r"\$")
+
+
+@functools.cache
+def _letters(family: tuple[str, ...], sans: tuple[str, ...]) -> frozenset[int]:
+    """The code points that the fonts of the user's settings have, in which figures are drawn."""
+    found: set[int] = set()
+    for name in family:  # `sans` is what a generic one stands for
+        with contextlib.suppress(ValueError):  # it is not there, and matplotlib takes the next
+            path = findfont(FontProperties(family=[name]), fallback_to_default=False)
+            found |= get_font(path).get_charmap().keys()
+    return frozenset(found or get_font(findfont(FontProperties())).get_charmap())
 
 
 def floats(frame: pd.DataFrame, name: str) -> np.ndarray:

@@ -19,8 +19,8 @@ from . import cuda
 from .errors import RunError
 from .files import canonical_json
 from .host import FLOAT, quiet, quiet_square_sum, raw_views
+from .lines.line import LANES
 from .mixing import digest
-from .telemetry import LANES
 
 # Named in the manifest: another hash of the same state is no evidence.
 BYTES, MIXED = "xxh3_128", "xxh3_128 of mix32x2"

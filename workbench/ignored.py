@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from .enumeration import some
 from .errors import ExperimentError
-from .standins import some
 
 
 def ignored(path: str, names: Collection[str]) -> bool:

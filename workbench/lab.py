@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .errors import RunError
+from . import manifest
+from .errors import ExperimentError, RunError
+from .own_scripts.named_script import named
 from .share import shared
 
 
-def open_lab(run: Path | None, folder: Path, options: Sequence[str]) -> None:
+def open_lab(run: Path | None, folder: Path, options: Sequence[str], factory: str | None = None) -> None:
     """Copies the notebooks into `folder` (never over a person's edits) and becomes JupyterLab.
 
     Args:
@@ -25,9 +27,12 @@ def open_lab(run: Path | None, folder: Path, options: Sequence[str]) -> None:
             notebooks find its path in WORKBENCH_RUN.
         folder: the working folder.
         options: further options for JupyterLab. It listens on loopback with its token unless they say otherwise.
+        factory: what rebuilds a run of the user's own loop, as for `Panel`. It is written into the notebook, and not
+            run here.
 
     Raises:
         RunError: `run` is neither a run's folder nor a log.
+        ExperimentError: the factory is none, or not that of this run.
         TelemetryError: it is a log that can't be read, or is of no known kind.
     """
     if run is not None:
@@ -38,11 +43,13 @@ def open_lab(run: Path | None, folder: Path, options: Sequence[str]) -> None:
 
             open_run(run)  # a log, or an error that says what was expected
         os.environ["WORKBENCH_RUN"] = str(run.resolve())
+    if factory is not None:
+        factory = _checked(run, factory)
     folder.mkdir(parents=True, exist_ok=True)
     for notebook in sorted(shared("notebooks").glob("*.ipynb")):
         with contextlib.suppress(FileExistsError), open(folder / notebook.name, "xb") as copy:  # and through no link
             copy.write(notebook.read_bytes())
-    first = "investigate.ipynb" if run is None else _notebook_of(run.resolve(), folder)
+    first = "investigate.ipynb" if run is None else _notebook_of(run.resolve(), folder, factory)
     # -P: not a module of that name in the working folder. Loopback, whatever a configuration file says.
     command = [sys.executable, "-P", "-m", "jupyterlab", f"--ServerApp.root_dir={folder.resolve()}"]
     if not any(option.partition("=")[0] in ("--ip", "--ServerApp.ip") for option in options):
@@ -52,15 +59,34 @@ def open_lab(run: Path | None, folder: Path, options: Sequence[str]) -> None:
     os.execv(sys.executable, command)
 
 
-def _notebook_of(run: Path, folder: Path) -> str:
+def _checked(run: Path | None, factory: str) -> str:
+    """The factory as the notebook names it, which is run in another folder: a script by its whole path."""
+    if run is None or not (run / "run.json").exists():
+        what = "no run is given" if run is None else f"{run} is a log, in which no step can be performed"
+        raise ExperimentError(f"--factory {factory} names what rebuilds a run, and {what}; leave it out")
+    rebuild = manifest.read(run).rebuild
+    known, kind = rebuild.get("factory"), rebuild.get("kind")
+    if kind not in ("factory", "none"):
+        raise ExperimentError(f"{run} was recorded by `workbench` and is rebuilt by it; leave --factory {factory} out")
+    if known is not None and factory != known:
+        raise ExperimentError(f"{run} names the factory {known!r}, not {factory!r}")
+    if named(factory, rebuild) is None or not factory.endswith(".py"):
+        return factory
+    if not Path(factory).is_file():
+        raise ExperimentError(f"the script {factory} is not there; expected the one that recorded {run}")
+    return factory if known is not None else str(Path(factory).resolve())
+
+
+def _notebook_of(run: Path, folder: Path, factory: str | None) -> str:
     """The name of a notebook in `folder` that opens this run: the one made before, edited or not, or a new one."""
     stem = re.sub(r"[^\w.-]", "-", run.name).strip(".-") or "run"
-    path = repr(str(run))
+    path = repr(str(run)) if factory is None else f"{str(run)!r}, factory={factory!r}"
+    modules = None if factory is None or factory.endswith(".py") else os.getcwd()
     for number in itertools.count(1):
         name = f"{stem}.ipynb" if number == 1 else f"{stem}-{number}.ipynb"
         try:
             with open(folder / name, "xb") as file:  # never over a file, and through no link
-                file.write(_notebook(path).encode())
+                file.write(_notebook(path, modules).encode())
             return name
         except FileExistsError:
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # it is no notebook
@@ -69,12 +95,14 @@ def _notebook_of(run: Path, folder: Path) -> str:
     raise AssertionError("numbers have no end")
 
 
-def _notebook(path: str) -> str:
+def _notebook(path: str, modules: str | None) -> str:
+    """`modules`: a folder in which a factory's module is looked for."""
     told = (
         "Run the cell below (Shift+Enter). Choose a spike or a step, and press **Find the cause**. "
         "[investigate.ipynb](investigate.ipynb) explains what is seen."
     )
-    code = f"import workbench as wb\n\npanel = wb.Panel(run={path})\npanel"
+    found = "" if modules is None else f"import sys\n\nsys.path.insert(0, {modules!r})\n"
+    code = f"{found}import workbench as wb\n\npanel = wb.Panel(run={path})\npanel"
     cells = [
         {"cell_type": "markdown", "id": "told", "metadata": {}, "source": told},
         {

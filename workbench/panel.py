@@ -20,7 +20,8 @@ from .run import Run
 from .screen import tasks
 from .screen.boundary import Boundary
 from .screen.choosing import Chooser
-from .screen.controls import ENVIRONMENT, Controls
+from .screen.code_view import naming
+from .screen.controls import BADGES, ENVIRONMENT, Controls, keep_room
 from .screen.doing import Desk, Doer
 from .screen.here import Here
 from .screen.performing import Performer
@@ -54,8 +55,10 @@ class Panel(Controls):
 
     Args:
         folder: the folder that holds the runs.
-        run: the name of a run in `folder`, or the path of a run's folder. Without one, none is chosen.
-        factory: for runs of your own loop, the "module:function" that rebuilds them: your consent to import it.
+        run: the name of a run in `folder` ("runs", if none is given), or the path of a run's folder. Without one, none
+            is chosen.
+        factory: for runs of your own loop, the "module:function" that rebuilds them, or the path of the script that
+            recorded them ("train.py"), which is run up to its Recorder: naming it is your consent to run it.
         experiment: instead of it, the experiment or a function that builds it, where it exists only in this notebook.
             The work is then done in this process, in which a step can't be interrupted: Cancel waits for its end.
         example: with neither folder nor run given, open the small run that comes with the package.
@@ -81,7 +84,7 @@ class Panel(Controls):
     ) -> None:
         super().__init__()
         self._here, results = Here(), Results()
-        self._boundary = Boundary(self)
+        self._boundary = Boundary(self, self._named)
         self._performer = Performer(self, self._enable)
         remark = "" if experiment is None else ONLY_HERE
         self._viewer = Viewer(self, self._boundary, results, self._here, factory, remark)
@@ -248,7 +251,7 @@ class Panel(Controls):
 
         def work() -> None:
             for task in asked:
-                self._doer.perform(task, run, step, segment, options)
+                self._doer.perform(task, run, step, segment, options, further=task is not asked[0])
 
         self._in_background(work)
 
@@ -280,19 +283,26 @@ class Panel(Controls):
 
     def _show_run(self, step: int | None) -> None:
         if not self._performer.running:
-            self.status.value, self.progress.value = "", 0
+            self._performer.forget()
         self._viewer.begin(self._chooser.opened, step)
         self._enable()
 
     def _enable(self) -> None:
         opened = self._chooser.opened
         idle = not self._performer.running and opened is not None and len(opened) > 0
-        for button in (self.replay_button, self.cause_button, self.measure_button, self.doctor_button):
-            button.disabled = not idle
+        replayable = opened is not None and opened.run.unverifiable() is None  # of a log no step can be performed
+        keep_room(self.badges, BADGES if replayable else None)
+        self.replay_button.disabled = not (idle and replayable)
+        explained = idle and opened is not None and opened.unexplained is None
+        for button in (self.cause_button, self.measure_button, self.doctor_button):
+            button.disabled = not explained
         for button in (*self.try_buttons, self.try_all, self.try_button):
-            button.disabled = not idle
+            button.disabled = not explained
         self.machine_button.disabled = self._performer.running
         self.cancel_button.disabled = not self._performer.running
+
+    def _named(self) -> str:
+        return "" if self.opened is None else naming(self.opened)
 
     def _chosen_run(self) -> Run:
         if self.opened is None:

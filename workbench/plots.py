@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from .detection.spike_table import recorded
 from .errors import WorkbenchError
 from .figures import (
     BAND,
@@ -38,7 +39,7 @@ from .figures import (
     require,
     say_nothing,
 )
-from .spikes import recorded
+from .number_text import number
 
 LABELLED_LAYERS = 30
 SHOWN_ROWS = 32
@@ -195,7 +196,7 @@ def row_losses(rows: pd.DataFrame, *, step: int) -> Figure:
     axes.barh(places, widths, height=0.72, color=SKY, zorder=2)
     widest = max(widths.max(initial=0), 1e-9)
     for place, width, loss, share in zip(places.tolist(), widths.tolist(), table["loss"], table["share"], strict=True):
-        text = f"loss {loss:.4g}" if math.isnan(share) else f"{width:.1f} %   loss {_known(loss)}"
+        text = f"loss {number(loss)}" if math.isnan(share) else f"{width:.1f} %   loss {_known(loss)}"
         axes.text(
             max(width, 0) + 0.012 * widest, place, text, va="center", fontsize=9, color=INK, zorder=3, bbox=ON_WHITE
         )
@@ -213,20 +214,20 @@ def row_losses(rows: pd.DataFrame, *, step: int) -> Figure:
 
 
 def _known(loss: float) -> str:
-    return "not known" if math.isnan(loss) else f"{loss:.4g}"
+    return "not known" if math.isnan(loss) else number(loss)
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
     """Labels for dotted layer paths, such as ``b3.attention.query`` for ``blocks.3.attention.query``.
 
     A leading part that all paths share is dropped, a name with a number behind it becomes its first letter and the
-    number, and what is then longer than 26 letters loses its middle. If two labels came out alike, all paths are
-    returned as they are.
+    number, and what is then longer than 26 letters loses its middle; or, if two labels came out alike so, what stands
+    before its first number. If two still are, all paths are returned as they are.
     """
     parts = [path.split(".") for path in paths]
     while len(parts) > 1 and all(path[0] == parts[0][0] and len(path) > 1 and not path[1].isdigit() for path in parts):
         parts = [path[1:] for path in parts]
-    labels = []
+    joined, numbered = [], []
     for path in parts:
         words: list[str] = []
         for word in path:
@@ -234,6 +235,11 @@ def short_names(paths: Sequence[str]) -> list[str]:
                 words[-1] = f"{words[-1][:1]}{word}"
             else:
                 words.append(word)
-        label = ".".join(words)
-        labels.append(label if len(label) <= 26 else f"{label[:8]}…{label[-17:]}")
-    return labels if len(set(labels)) == len(labels) else list(paths)
+        joined.append(".".join(words))
+        first = next((place for place, word in enumerate(words) if word[-1:].isdigit()), 0)
+        numbered.append(f"{'…' if first else ''}{'.'.join(words[first:])}")
+    for labels in (joined, [far if len(near) > 26 else near for near, far in zip(joined, numbered, strict=True)]):
+        shortened = [label if len(label) <= 26 else f"{label[:8]}…{label[-17:]}" for label in labels]
+        if len(set(shortened)) == len(shortened):
+            return shortened
+    return list(paths)

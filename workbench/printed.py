@@ -7,9 +7,12 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shlex
+import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -35,6 +38,18 @@ def printing() -> Iterator[None]:
         yield
     finally:
         warnings.formatwarning = usual
+
+
+def called() -> str:
+    """How this command line was called, to begin a line that can be typed: `workbench`, where the shell finds that;
+    else the path of the script, or the interpreter with -m."""
+    script = Path(sys.argv[0])
+    if script.parts[-2:] == ("workbench", "__main__.py"):
+        return f"{shlex.quote(sys.executable)} -m workbench"
+    found = shutil.which("workbench")
+    if script.name != "workbench" or not script.is_file():
+        return "workbench"
+    return "workbench" if found is not None and Path(found).samefile(script) else shlex.quote(sys.argv[0])
 
 
 def printable(text: str) -> str:

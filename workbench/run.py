@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import manifest as manifests
-from .recorded.layout import CHECKPOINTS, TELEMETRY, TRACES, refuse_existing
-from .recorded.listing import list_runs
-from .recorded.plan import Plan, asked_step, asked_steps, duration
+from .recorded.plan import asked_step, asked_steps
 from .recorded.recorded_run import RecordedRun
 
 if TYPE_CHECKING:
@@ -25,18 +23,6 @@ if TYPE_CHECKING:
     from .trace import Trace
     from .verdict import Verdict
     from .verification import Verification
-
-__all__ = [
-    "CHECKPOINTS",
-    "TELEMETRY",
-    "TRACES",
-    "Plan",
-    "Run",
-    "duration",
-    "list_runs",
-    "open_run",
-    "refuse_existing",
-]
 
 
 def open_run(
@@ -94,7 +80,12 @@ class Run(RecordedRun):
         Args:
             steps: a step number, counted from 1; or a range of them.
             segment: where the step stands in several segments that disagree.
-            experiment: for a run of your own loop: the experiment, built as for recording. Its state is overwritten.
+            experiment: for a run of your own loop: the experiment, built as for recording; also of the very model and
+                optimizer that are being trained. Meanwhile it is in states of the run; at the end, also after an error,
+                it has the state again that it had (weights, optimizer, `extra`, the sampler's cursor, the random
+                state), to the bit, and the training goes on as if nothing had been. Both states take memory until
+                then. Python state that no checkpoint holds is not put back; nor is anything else that a step does,
+                such as printing.
             factory: instead of it, the "module:function" that the manifest names: passing it is consent to import it.
             other_environment: go on although this machine computes differently; the result is then informational.
             with_probe: make the probe pass (activation gradients, updates, per-parameter rows).
@@ -355,6 +346,7 @@ class Run(RecordedRun):
         other_environment: bool = False,
         memory_budget: int | None = None,
         trace_dir: str | os.PathLike[str] | None = None,
+        examine: bool = False,
         progress: Callable[[int, int, str], None] | None = None,
     ) -> Verdict:
         """Why did the loss spike at this step? A cause that experiments on the run's own states bear out, or "unknown".
@@ -364,6 +356,9 @@ class Run(RecordedRun):
             segment, experiment, factory, checkpoint, other_environment, progress: as `replay`.
             memory_budget: as `whatif`.
             trace_dir: where the verdict's file goes instead of the run's own `traces` folder.
+            examine: look into a step that no rule of spike detection names, too: its rise above the steps before it is
+                what is explained, if it has one. A step that no rule could judge, for lack of steps before it, is
+                always looked into, and "no-spike" is not said of it.
 
         Returns:
             A `workbench.verdict.Verdict`: `verdict`, `reason`, `culprit`, `evidence`, `refuted`, `unchecked`,
@@ -384,6 +379,7 @@ class Run(RecordedRun):
             other_environment=other_environment,
             memory_budget=memory_budget,
             trace_dir=None if trace_dir is None else Path(trace_dir),
+            examine=examine,
             progress=progress or _unseen,
         )
 

@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from .enumeration import some
 from .errors import CheckpointError
 from .experiment import (
     Experiment,
@@ -121,23 +122,18 @@ def _refuse_differences(
     statistics float32, so what is not trained takes the checkpoint's."""
     problems = []
     if missing := sorted(expected.keys() - found.keys()):
-        problems.append(f"missing {_some(missing)}")
+        problems.append(f"missing {some(missing)}")
     if extra := sorted(found.keys() - expected.keys()):
-        problems.append(f"unexpected {_some(extra)}")
+        problems.append(f"unexpected {some(extra)}")
     for path in sorted(found.keys() & expected.keys()):
         have, want = found[path], expected[path]
         if have.shape != want.shape or (have.dtype != want.dtype and path in typed):
             problems.append(f"{path} is {have.dtype}{have.shape}, expected {want.dtype}{want.shape}")
     if problems:
         raise CheckpointError(
-            f"the {what} of the checkpoint and this model and optimizer do not fit: {'; '.join(problems[:6])}"
-            f"{f'; and {len(problems) - 6} more' if len(problems) > 6 else ''}. "
-            "Rebuild the experiment that the run was recorded with."
+            f"the {what} of the checkpoint and this model and optimizer do not fit: "
+            f"{some(problems, joint=';')}. Rebuild the experiment that the run was recorded with."
         )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def same_bytes(one: np.ndarray, other: np.ndarray) -> bool:

@@ -36,8 +36,13 @@ body{font:14px/1.45 system-ui,sans-serif;margin:24px auto;max-width:940px;paddin
 h1{font-size:1.5em;margin:0 0 4px}h2{font-size:1.15em;margin:26px 0 6px;border-bottom:1px solid rgba(127,127,127,.4)}
 table{border-collapse:collapse;font-size:13px}th,td{border-bottom:1px solid rgba(127,127,127,.25);vertical-align:top}
 code,pre{font-family:ui-monospace,monospace}summary{cursor:pointer}
-@media (prefers-color-scheme:dark){html .wb-norms{--wb-dot:#56B4E9;--wb-ring:#E69F00;--wb-bad:#FF8A3D}}
-@media print{details{display:block}body{max-width:none}[style*="max-height"]{max-height:none!important}}
+.jp-RenderedHTMLCommon{max-height:none!important}
+@media (prefers-color-scheme:dark){html .wb-norms{--wb-dot:#56B4E9;--wb-ring:#E69F00;--wb-bad:#FF8A3D}
+html .wb-differs{color:#FF8A3D}}
+@media print{*{-webkit-print-color-adjust:exact;print-color-adjust:exact}
+details{display:block}details::details-content{content-visibility:visible}
+body{max-width:none}[style*="max-height"]{max-height:none!important}td[style*="align:left"]{white-space:normal!important}
+h2{break-after:avoid}img,svg,tr{break-inside:avoid}}
 """
 
 
@@ -149,6 +154,8 @@ def _batch(run: Run, step: int, segment: int, found: Found) -> str:
 
 
 def _environment(run: Run, step: int, segment: int, found: Found) -> str:
+    if run.unverifiable() is not None:
+        return paragraph("Not known: a log does not say what computed it.")
     recorded = run.manifest.segments[run.manifest.lineage(segment, step)].environment
     record = found.trace.record if found.trace is not None else found.verdict
     if record is None:

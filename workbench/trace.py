@@ -106,6 +106,7 @@ class TraceRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # Of a data-parallel run: `loss` is the mean over ranks, the rows are those of rank 0, then of rank 1, …, an item is
     # that of the first rank in which it differs, and all else is rank 0's.
     ranks: list[RankTrace] | UnsetType = UNSET
+    untrained: list[str] | UnsetType = UNSET  # parameters that no step trains, and that are no base of adapters
     carried: str | UnsetType = UNSET  # which rank's batch carried the loss, in a sentence
     checkpoint: int  # step of the checkpoint that was restored
     rolled: int  # steps rolled forward from it to state N-1
@@ -147,6 +148,11 @@ class Trace:
     def exact(self) -> bool:
         """Every recorded item has the run's bits, and so had every step on the way."""
         return self.record.exact
+
+    @property
+    def informational(self) -> bool:
+        """It was made where numbers come out otherwise than on the run's own machine: no verdict on the run."""
+        return bool(self.record.environment_differences)
 
     @property
     def loss(self) -> float:
@@ -203,9 +209,9 @@ class Trace:
 
         Rows whose loss is not finite come first; shares are then of the sum of the others. A loss of exactly 0 may be a
         target that was certain or no target at all: where neither the batch, nor the loss function's own count, nor the
-        step's mean tells which (`workbench.batches.row_targets`), `targets` is missing and `loss` NaN. Extras with
-        `"mask"` or `"targets"` beside `"token_loss"` tell it. A row without targets has a NaN `loss` too. Of a loss
-        function that gives one loss a row that is the one target.
+        step's mean tells which (`workbench.batches.row_targets`), `targets` is missing and `loss` NaN. Extras tell it
+        with `"mask"`, or `"targets"` (how many, or zeros and ones), beside `"token_loss"`. A row without targets has a
+        NaN `loss` too. Of a loss function that gives one loss a row that is the one target.
         """
         return trace_tables.rows(self.record)
 
@@ -223,9 +229,7 @@ class Trace:
     def sentence(self) -> str:
         """The answer in one sentence."""
         record = self.record
-        informational = (
-            " (informational: this machine differs from the run's)" if record.environment_differences else ""
-        )
+        informational = " (informational: this machine differs from the run's)" if self.informational else ""
         if record.exact:
             compared = sum(item.verdict == "exact" for item in record.items.values())
             return f"Step {record.step} is exact: all {compared} recorded items have the run's bits{informational}."
@@ -239,13 +243,13 @@ class Trace:
 
     def __repr__(self) -> str:
         badges = ", ".join(f"{name}: {verdict}" for name, verdict, _ in self.badges())
-        return f"Trace(step={self.step}, {badges})"
+        return f"Trace(step={self.step}, {badges}{', informational' if self.informational else ''})"
 
     def _repr_html_(self) -> str:
         badges = " ".join(
             f'<span title="{html.escape(why)}" style="background:{BADGE_COLOURS[verdict][0]};'
             f'color:{BADGE_COLOURS[verdict][1]};border-radius:4px;padding:2px 8px;font-weight:600">'
-            f"{BADGE_MARKS[verdict]} {name}: {verdict}</span>"
+            f"{badge_text(name, verdict, self.informational)}</span>"
             for name, verdict, why in self.badges()
         )
         bad = "".join(
@@ -258,6 +262,11 @@ class Trace:
         table = f"<table><tr><th>item</th><th>verdict</th><th>detail</th></tr>{bad}</table>" if bad else ""
         found = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.findings())
         return f"<div><p>{badges}</p><p>{html.escape(self.sentence())}</p>{found}{table}{rest}</div>"
+
+
+def badge_text(name: str, verdict: Verdict, informational: bool) -> str:
+    """What stands on a badge."""
+    return f"{BADGE_MARKS[verdict]} {name}: {verdict}{', informational' if informational else ''}"
 
 
 def ordered(items: Mapping[str, Item]) -> list[tuple[str, Item]]:
@@ -276,6 +285,10 @@ def difference_at(
     return Difference(step=step, where=where, item=names[0], detail=detail, consequences=names[1:])
 
 
+def file_name(record: TraceRecord) -> str:
+    return f"{record.step:08d}{f'.s{record.segment}' if record.segment else ''}.json"
+
+
 def write(record: TraceRecord, folder: Path) -> Path:
     """Writes ``SSSSSSSS.json`` (``SSSSSSSS.sK.json`` in segment K), validated; returns its path.
 
@@ -285,7 +298,7 @@ def write(record: TraceRecord, folder: Path) -> Path:
     data = pretty_json(record)
     msgspec.json.decode(data, type=TraceRecord)  # what we publish must be what we read
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{record.step:08d}{f'.s{record.segment}' if record.segment else ''}.json"
+    path = folder / file_name(record)
     write_atomic(path, data)
     return path
 

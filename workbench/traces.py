@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING
 import platformdirs
 
 from .errors import ReplayError, WorkbenchError
-from .trace import Trace, read
+from .trace import Trace, TraceRecord, file_name, read, write
 
 if TYPE_CHECKING:
     from .recorded.recorded_run import RecordedRun
 
 FOLDER = "traces"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _IDENTITY = re.compile(r"[0-9A-Za-z-]{1,64}")  # as recorders give them; a manifest from elsewhere may hold a path
 
 
@@ -32,6 +34,33 @@ def traces_folder(run: RecordedRun, trace_dir: Path | None) -> tuple[Path, list[
         return folder, []
     cache = _cached(run)
     return cache, [f"{run.path} is read-only; the trace is in {cache}"]
+
+
+def put(run: RecordedRun, trace_dir: Path | None, write: Callable[[Path, list[str]], Path]) -> tuple[Path, list[str]]:
+    """Writes a file to the folder of `traces_folder`, or to the user's cache if there is no room in the run's own.
+
+    Args:
+        write: writes it to a folder, and gets what the user should know of that, too.
+
+    Returns:
+        Its path, and what the user should know of it.
+
+    Raises:
+        ReplayError: it can't be written.
+    """
+    folder, notices = traces_folder(run, trace_dir)
+    with writing(folder):
+        try:
+            return write(folder, notices), notices
+        except OSError as error:
+            if error.errno not in _NO_ROOM or folder != run.path / FOLDER:
+                raise
+            cache = _cached(run)
+            notices = [f"there is no room in {run.path} ({error.strerror}); the trace is in {cache}"]
+            try:
+                return write(cache, notices), notices
+            except OSError:
+                raise error from None  # what the user can mend
 
 
 @contextmanager
@@ -51,6 +80,45 @@ def folders(run: RecordedRun) -> list[Path]:
     """Where the traces of a run are looked for: first where new ones go, then the other of its own folder and cache."""
     first = traces_folder(run, None)[0]
     return [first, *({run.path / FOLDER, _cached(run)} - {first})]
+
+
+def write_kept(record: TraceRecord, folder: Path, notices: list[str]) -> Path:
+    """Writes a trace, unless a fuller one is there that found the same: repeated where this was not, or with a probe
+    pass where this has none, of the same run, options and environment, and with all the bits and verdicts that this
+    has. That one is kept, and a notice says so.
+
+    Raises:
+        OSError: the folder can't be written.
+    """
+    path = folder / file_name(record)
+    if path.exists() and _keeps(path, record):
+        notices.append(
+            f"{path} is kept: a replay with the same bits wrote it, which was repeated or measured further. "
+            "--trace-dir (trace_dir=) names another folder"
+        )
+        return path
+    return write(record, folder)
+
+
+_ALIKE = (
+    *("run", "step", "segment", "exact", "first_difference", "batch_hash", "loss_bits", "grad_norm_bits", "state"),
+    *("items", "checkpoint", "rolled", "environment", "environment_differences", "options", "layers"),
+)
+
+
+def _keeps(path: Path, record: TraceRecord) -> bool:
+    try:
+        there = read(path).record
+    except WorkbenchError:
+        return False
+    fuller, ours = _measured(there), _measured(record)
+    more = fuller != ours and all(one >= other for one, other in zip(fuller, ours, strict=True))
+    return more and all(getattr(there, name) == getattr(record, name) for name in _ALIKE)
+
+
+def _measured(record: TraceRecord) -> tuple[bool, bool]:
+    """Whether it was repeated, and has a probe pass."""
+    return record.gates.repeatable.verdict != "unverified", record.certified_probe is not None
 
 
 def find(run: RecordedRun, name: str) -> Path | None:

@@ -39,6 +39,11 @@ class Check(msgspec.Struct, frozen=True):
     verdict: Verdict
     detail: str
 
+    @property
+    def clause(self) -> str:
+        """It as a part of a sentence, whose full stop is not its own."""
+        return f"{self.kind} {self.what}: {self.detail.rstrip('.')}"
+
 
 class Verification(msgspec.Struct, kw_only=True):
     """What `Run.verify` returns.
@@ -103,18 +108,20 @@ class Verification(msgspec.Struct, kw_only=True):
         wrong = [one for one in self.checks if one.verdict == "mismatch"]
         if wrong:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            return f"{self.name} is not what it says: {wrong[0].kind} {wrong[0].what}: {wrong[0].detail}{more}."
+            return f"{self.name} is not what it says: {wrong[0].clause}{more}."
         proven = [one for one in self.checks if one.kind == "step"]
         unknown = [one for one in self.checks if one.verdict == "unverified" and one.kind != "step"]
         rest = f"; {len(unknown)} could not be verified" if unknown else ""
         if missing := [one for one in unknown if one.kind in _OWN]:
-            rest += f", first {missing[0].kind} {missing[0].what}: {missing[0].detail}"
+            rest += f", first {missing[0].clause}"
         good = f"{sum(one.verdict == 'exact' for one in self.checks if one.kind != 'step')} checks are exact{rest}"
         is_ = "is whole" if self.whole else "agrees with what it says, as far as that goes" if self.exact else ""
         if not proven:
             return f"{self.name} {is_}: {good}. No step was replayed."
         if len(proven) == 1 and proven[0].what.endswith("to sample"):  # see `proving.not_replayed`
-            return f"{self.name} {is_ or 'is not proven'}: {good}. No step was replayed: {proven[0].detail}."
+            return (
+                f"{self.name} {is_ or 'is not proven'}: {good}. No step was replayed: {proven[0].detail.rstrip('.')}."
+            )
         exact = sum(one.verdict == "exact" for one in proven)
         way = f", and {self.on_the_way} on the way to them" if self.on_the_way else ""
         return (

@@ -29,6 +29,7 @@ from . import trace, verdict
 from .batches.batch_files import check_batches
 from .checkpoint_checks import check_checkpoint, check_shared, first_seal, records
 from .checkpoints.commit import files_of, stem
+from .enumeration import SHOWN, some
 from .errors import CheckpointError, DataError, ReplayError, TelemetryError, WorkbenchError
 from .interventions import whatif
 from .proving import Progress, not_replayed, replayed
@@ -36,12 +37,12 @@ from .ranks.rank_checks import check_ranks
 from .rebuild import find, locate
 from .recorded.checkpoint_sizes import CheckpointSize, checkpoint_sizes
 from .recorded.completeness import checkpoints_there, ending, fields, fingerprints, premises
-from .recorded.layout import TELEMETRY
+from .recorded.layout import CHECKPOINTS, TELEMETRY, TRACES
 from .recorded.seals import SEALS, read_seals, remembered_checkpoints, remembered_end, sealed
 from .recorded.spike_marks import marks
 from .recorded.stretches import stretches
 from .replaying.preparation import undisturbed
-from .run import CHECKPOINTS, TRACES, Run
+from .run import Run
 from .verification import Check, Verification
 
 if TYPE_CHECKING:
@@ -173,9 +174,8 @@ def _continuity(run: Run) -> Iterator[Check]:
         if own[0] <= entry.start:
             yield Check("telemetry", name, "mismatch", f"it has step {own[0]}, and starts after step {entry.start}")
         elif (count := int(own[-1]) - entry.start - len(own)) > 0:
-            missing = list(islice(_absent(entry.start, own), 5))
-            some = ", ".join(map(str, missing)) + (f" and {count - 5} more" if count > 5 else "")
-            yield Check("telemetry", name, "mismatch", f"the lines of steps {some} are missing")
+            missing = some(islice(_absent(entry.start, own), SHOWN), total=count)
+            yield Check("telemetry", name, "mismatch", f"the lines of steps {missing} are missing")
         else:
             yield Check("telemetry", name, "exact", f"each of the steps {entry.start + 1} to {own[-1]} once")
 
@@ -198,6 +198,11 @@ def _chain(run: Run) -> Iterator[Check]:
             differ = f"{', '.join(lanes)} differ{'s' if len(lanes) == 1 else ''} from what was left"
             if (entry.start, entry.segment) in committed:
                 yield Check("segment", name, "exact", f"{differ}; it started from a state that it committed")
+            elif (edits := run.edits(entry.start + 1, entry.segment)) is not None and edits.by_hand is not None:
+                told = (
+                    f"{differ}: the loop changed {edits.by_hand}, and no checkpoint holds that, as its first step says"
+                )
+                yield Check("segment", name, "unverified", told)
             else:
                 yield Check("segment", name, "mismatch", f"{differ}, and it has no checkpoint of its own")
         else:
@@ -265,7 +270,7 @@ def _strays(run: Run) -> list[str]:
     stray = [name for name in names if name.lstrip(".").partition(".")[0] and _stem(name) not in committed]
     stray = [name for name in stray if name not in listed]
     return (
-        [f"checkpoints/ holds files that no commit record lists, as a crash leaves them: {', '.join(stray[:5])}"]
+        [f"checkpoints/ holds files that no commit record lists, as a crash leaves them: {some(stray)}"]
         if stray
         else []
     )

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import UNSET
 
+from ..enumeration import some
 from ..errors import DataError
 from ..ranks.own_line import own_line
+from ..recorded.layout import BATCHES
 from ..verification import Check
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ def check_batches(run: Run, progress: Callable[[int, int], None] = lambda done, 
     """
     if not run.manifest.stored_batches:
         return
-    from ..stored_batches import FOLDER, BatchStore  # imports MLX
+    from ..stored_batches import BatchStore  # imports MLX
 
     used, unnamed = dict[str, list[int]](), list[int]()
     for line in run.telemetry.lines:
@@ -58,7 +60,7 @@ def check_batches(run: Run, progress: Callable[[int, int], None] = lambda done, 
             store.get(name)
         except DataError:
             damaged.append(name)
-    folder = f"{FOLDER}/"
+    folder = f"{BATCHES}/"
     if missing:
         said = f"{_files(len(missing), len(used))} missing: {_named(missing, used)}; nothing else has them"
         yield Check("batch", folder, "mismatch", said)
@@ -66,8 +68,7 @@ def check_batches(run: Run, progress: Callable[[int, int], None] = lambda done, 
         said = f"{_files(len(damaged), len(used))} damaged, the contents not being those of the hash: "
         yield Check("batch", folder, "mismatch", said + _named(damaged, used))
     if unnamed:
-        some = ", ".join(map(str, unnamed[:5])) + (f" and {len(unnamed) - 5} more" if len(unnamed) > 5 else "")
-        yield Check("batch", folder, "unverified", f"the telemetry does not say which batch steps {some} used")
+        yield Check("batch", folder, "unverified", f"the telemetry does not say which batch steps {some(unnamed)} used")
     if used and not missing and not damaged:
         steps = sum(map(len, used.values()))
         yield Check("batch", folder, "exact", f"{len(used)} stored batches of {steps} steps have the logged hashes")
@@ -106,9 +107,4 @@ def _files(count: int, total: int) -> str:
 
 def _named(names: list[str], used: dict[str, list[int]]) -> str:
     """The first files, and the steps that need them; how many more there are."""
-    shown = [f"{name[:12]}….safetensors (step {_steps(used[name])})" for name in names[:NAMED]]
-    return ", ".join(shown) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
-
-
-def _steps(steps: list[int]) -> str:
-    return f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} and {len(steps) - 1} more"
+    return some((f"{name[:12]}….safetensors (step {some(used[name], 1)})" for name in names), NAMED)

@@ -107,10 +107,11 @@ def _drawn(
     run: Run, step: int, segment: int, experiment: Experiment | None, factory: str | None, notices: list[str]
 ) -> dict[int, Arrays]:
     from ..rebuild import rebuild
+    from ..replaying.as_found import left_as_found
     from ..replaying.preparation import undisturbed  # imports MLX
     from .redraw import redraw_through
 
-    with undisturbed():
+    with undisturbed(), left_as_found(experiment):
         sampler = (experiment or rebuild(run.manifest, run.path, factory)).sampler
         drawn = redraw_through(run, sampler, max(1, step - 1 - PAST), step, segment, notices)
     return {one: as_numpy(batch) for one, batch in drawn.items()}

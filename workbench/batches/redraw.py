@@ -9,7 +9,8 @@ from ..checkpoints.commit import CURSOR, read_commit, stem
 from ..errors import CheckpointError, ReplayError
 from ..experiment import Batch, Sampler, as_batch, batch_hash
 from ..files import sha256
-from ..run import CHECKPOINTS, Run
+from ..recorded.layout import CHECKPOINTS
+from ..run import Run
 from ..untrusted import decode, read_file
 
 
@@ -51,7 +52,7 @@ def redraw_through(
             ) from None
         if one < first:
             continue
-        batch, recorded = as_batch(drawn), run.evidence(one, segment).get("batch_hash")
+        batch, recorded = as_batch(drawn, numpy=run.manifest.numpy), run.evidence(one, segment).get("batch_hash")
         if recorded is None:
             notices.append(f"the batch of step {one} was drawn again, and the run logged no hash to verify it by")
         elif batch_hash(batch) != recorded:

@@ -20,7 +20,8 @@ from .. import deduplication
 from ..environment import numeric_environment
 from ..memory import state_size
 from ..record import Recorder
-from ..run import CHECKPOINTS, Run
+from ..recorded.layout import CHECKPOINTS
+from ..run import Run
 from ..trainer.recipe import TrainConfig, build
 
 

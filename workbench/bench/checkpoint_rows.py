@@ -14,7 +14,8 @@ from .. import digests, snapshot
 from ..checkpoints import checkpoint_reader, checkpoint_writer
 from ..experiment import Experiment, as_batch, read_cursor
 from ..files import sha256, sync_folder
-from ..run import CHECKPOINTS, Run
+from ..recorded.layout import CHECKPOINTS
+from ..run import Run
 from ..snapshot import State
 from ..step import Stepper
 from .checkpoint_cost import checkpoint_cost

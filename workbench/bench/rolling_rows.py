@@ -14,8 +14,9 @@ import mlx.core as mx
 from ..checkpoints.checkpoint_reader import read
 from ..experiment import Experiment
 from ..record import Recorder
+from ..recorded.layout import CHECKPOINTS
 from ..replay import replay_steps
-from ..run import CHECKPOINTS, Run
+from ..run import Run
 from ..snapshot import State
 from .peer import Peers
 from .problem import Problem, plain_step

@@ -13,7 +13,7 @@ from .page import page
 from .progress import doing
 
 
-@click.command()
+@click.command(short_help="Why did the loss spike at this step, and what would have helped?")
 @RUN
 @STEP
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
@@ -22,11 +22,15 @@ from .progress import doing
 @click.option("--trace-dir", type=click.Path(path_type=Path), help="Where the file goes. [default: the run's traces/]")
 @CHECKPOINT
 @OTHER_ENVIRONMENT
+@click.option("--examine", is_flag=True, help="Look into a step that no rule names, too: why it rose, if it did.")
 def autopsy(run: Path, step: int, as_json: bool, **options: Any) -> None:
     """Why did the loss spike at this step? The cause, the evidence, and a way out that was tried.
 
     One of data, optimizer, schedule, curvature, attention-logits, precision, resume, transient-fault, unknown, or
     no-spike. Replays the step and the 8 before it, then experiments on their states.
+
+    A step that no rule of spike detection names is no-spike, unless --examine asks why it rose; one that no rule could
+    judge, for lack of logged steps before it, is always looked into.
     """
     from ..run import open_run
 

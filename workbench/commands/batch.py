@@ -12,7 +12,7 @@ from .page import page, print_json, records
 from .progress import aside
 
 
-@click.command()
+@click.command(short_help="Which data was in a step, and in the step before it?")
 @RUN
 @click.option("--step", required=True, type=click.IntRange(1), help="The step that consumed the batch.")
 @click.option("--rows", type=click.IntRange(1), help="Only the first K rows of each batch. [default: all]")
@@ -42,7 +42,7 @@ def batch(run: Path, step: int, rows: int | None, segment: int | None, factory: 
     from ..recorded.planted import explained
 
     console = page(160)
-    for table in batch_tables(facts):
+    for table in batch_tables(facts, console.width):
         console.print(table)
     if opened.unverifiable() is None and (said := explained(opened.manifest, facts["source"])) is not None:
         console.print(said, soft_wrap=True)

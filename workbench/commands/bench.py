@@ -11,7 +11,7 @@ from .bench_suite import bench_suite
 from .bench_telemetry import bench_telemetry
 
 
-@click.group()
+@click.group(short_help="Measure what the workbench costs, and how often it is right.")
 def bench() -> None:
     """Measure what the workbench costs, and whether its verdicts are right."""
 

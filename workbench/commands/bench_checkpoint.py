@@ -10,7 +10,7 @@ from ..printed import echo, terminal
 from .page import print_json
 
 
-@click.command("checkpoint")
+@click.command("checkpoint", short_help="What checkpoints cost, in time and bytes.")
 @click.option("--preset", type=click.Choice(["tiny", "small", "huge", "xl"]), default="tiny", show_default=True)
 @click.option("--corpus", type=click.Path(path_type=Path), help="[default: the plays that come with the workbench]")
 @click.option("--rounds", type=click.IntRange(3), default=12, show_default=True, help="Turns of each variant.")

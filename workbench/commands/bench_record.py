@@ -10,7 +10,7 @@ from ..printed import echo, terminal
 from .page import print_json
 
 
-@click.command("record")
+@click.command("record", short_help="What recording costs a compiled step.")
 @click.option("--preset", type=click.Choice(["tiny", "small", "huge", "xl"]), default="tiny", show_default=True)
 @click.option("--corpus", type=click.Path(path_type=Path), help="[default: the plays that come with the workbench]")
 @click.option("--rounds", type=click.IntRange(3), default=12, show_default=True, help="Turns of each variant.")

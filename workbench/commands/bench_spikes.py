@@ -12,7 +12,7 @@ from .page import page
 from .progress import doing
 
 
-@click.command("spikes")
+@click.command("spikes", short_help="Is the verdict right? Planted spikes of known cause.")
 @click.option("--faults", help="Only these, as in garbage,lr,healthy. [default: all]")
 @click.option("--seeds", help="As in 1000..1003 or 1,2. [default: 1000..1001, from which no rule was derived]")
 @click.option("--sizes", help="Sizes of the model, which take turns. [default: tiny,long,wide]")

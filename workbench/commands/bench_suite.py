@@ -13,7 +13,7 @@ from .page import page, records
 ROWS = ("recording", "checkpoint", "load", "replay-cold", "replay-live", "roll-forward", "telemetry", "curve")
 
 
-@click.command("suite")
+@click.command("suite", short_help="Every measurement on this machine, beside its goal.")
 @click.option("--size", type=click.Choice(["tiny", "small"]), default="small", show_default=True)
 @click.option("--only", type=click.Choice(ROWS), multiple=True, help="This row; may be repeated. [default: all]")
 @click.option("--rounds", type=click.IntRange(2), default=5, show_default=True, help="Turns of each variant.")

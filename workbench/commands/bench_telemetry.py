@@ -7,7 +7,7 @@ import click
 from .page import page, print_json, records
 
 
-@click.command("telemetry")
+@click.command("telemetry", short_help="How long a telemetry file takes to open.")
 @click.option("--lines", type=click.IntRange(1), default=10**6, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Fresh processes of each way.")
 @click.option("--strict", is_flag=True, help="Also the strict reader, line by line: half a minute for a million.")

@@ -6,10 +6,23 @@ from pathlib import Path
 
 import click
 
+from ..number_text import number
 from .page import page, print_json, records
 
+COUNTS = ("differing", "max_ulp")
+HEADS = {
+    "new_bytes": "new bytes",
+    "limit_bytes": "bytes of its tensors",
+    "shared_bytes": "shared bytes",
+    "l2": "L2",
+    "rms": "RMS",
+    "max_abs": "max |x|",
+    "nonfinite": "non-finite",
+    "max_ulp": "max ULP",
+}
 
-@click.command()
+
+@click.command(short_help="Norms of tensors in a file, two files compared, a run's sizes.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("other", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, a row a tensor.")
@@ -40,10 +53,21 @@ def checkpoint(file: Path, other: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(records(frame))
         return
-    table = Table(*frame.columns)
-    for row in frame.itertuples(index=False):
-        table.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
+    table, texts = Table(), ("tensor", "part", "verdict", "dtype", "shape")
+    for name in frame.columns:
+        table.add_column(HEADS.get(name, name), justify="left" if name in texts else "right")
+    for row in frame.to_dict("records"):
+        compared = row.get("differing", 0) == row.get("differing", 0)  # else each NaN is a number that there is not
+        table.add_row(*(_cell(name, value, compared) for name, value in row.items()))
     console = page(160)
     console.print(table)
     for text in told:
         console.print(text, soft_wrap=True)
+
+
+def _cell(name: str, value: object, compared: bool) -> str:
+    if isinstance(value, int) or (name in COUNTS and isinstance(value, float) and value == value):
+        return f"{value:,.0f}"
+    if not isinstance(value, float):
+        return str(value)
+    return number(value, 6) if compared or value == value else "-"

@@ -10,7 +10,7 @@ from ..printed import echo_json
 from .page import page
 
 
-@click.command()
+@click.command(short_help="Where two runs part, and whether a changed setting explains it.")
 @click.argument("run_a", type=click.Path(path_type=Path))
 @click.argument("run_b", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")

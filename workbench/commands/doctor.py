@@ -13,7 +13,7 @@ from .page import page
 from .progress import doing
 
 
-@click.command()
+@click.command(short_help="Is replay bit-exact on this machine?")
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @FACTORY

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..printed import echo
-from .page import print_json
+from .page import page, print_json
 
 
 @click.command()
@@ -16,14 +15,18 @@ def faults(as_json: bool) -> None:
     data, schedule and option faults are part of the run's description, which a replay rebuilds; state faults are
     committed as a checkpoint; transient ones no replay reproduces.
     """
+    from rich.table import Table
+    from rich.text import Text
+
     from ..faults import table
 
     found = table()
     if as_json:
         print_json(found.to_dict("records"))
     else:
-        lines = [list(found.columns), *found.itertuples(index=False)]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(found.columns))]
-        for line in lines:
-            cells = (text.ljust(width) for text, width in zip(line, widths, strict=True))
-            echo("  ".join(cells).rstrip())
+        shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+        for name in found.columns:
+            shown.add_column(name, no_wrap=name not in ("keys", "what"), overflow="fold")
+        for line in found.itertuples(index=False):
+            shown.add_row(*map(Text, line))
+        page(100).print(shown)

@@ -11,7 +11,11 @@ from ..printed import echo
 from .progress import TrainingProgress
 
 
-@click.command("mlx-lm", context_settings={"show_default": False})
+@click.command(
+    "mlx-lm",
+    context_settings={"show_default": False},
+    short_help="Fine-tune as `mlx_lm.lora --config CONFIG` does, recorded.",
+)
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The run's folder.")
 @click.option("--steps", type=int, help="Stop after this optimizer update. [default: at the end of the job]")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .page import page
@@ -33,8 +33,9 @@ def print_trace(trace: Trace, full: bool, names: Mapping[str, str] | None = None
         console.print(Text(notice))
     if not full:
         return
+    only = ", informational" if trace.informational else ""
     for name, verdict, why in trace.badges():
-        console.print(Text.assemble((f"  {name:<11}", ""), (f"{verdict:<12}", _STYLE[verdict]), why))
+        console.print(Text.assemble((f"  {name:<11}", ""), (f"{verdict + only:<11} ", _STYLE[verdict]), why))
     certified = {True: "yes", False: "no: its numbers are not of this very step", None: "not made"}
     unmade = f": {trace.record.probe_unmade}" if trace.record.probe_unmade else ""
     console.print(f"  probe pass certified: {certified[trace.record.certified_probe]}{unmade}", soft_wrap=bool(unmade))
@@ -49,10 +50,26 @@ def print_trace(trace: Trace, full: bool, names: Mapping[str, str] | None = None
     if silent := [f"{name} ({item.detail})" for name, item in items if item.verdict == "unverified"]:
         console.print(f"  not compared: {', '.join(silent)}")
     console.print(layer_table(trace, console.width, names))
-    for row, loss, share, targets in row_shares(trace.record)[:1]:
-        mean = "how many of its tokens count is not known" if targets is None else f"{loss:.3f} a token"
-        console.print(f"Row {row} carries {share:.0%} of the step's summed loss ({mean}).")
+    if worst := _worst_row(row_shares(trace.record)):
+        console.print(worst)
     console.print(f"trace: {trace.path}", soft_wrap=True)
+
+
+def _worst_row(rows: Sequence[tuple[int, float, float, int | None]]) -> str:
+    """Which row carries most of the loss; "" without any."""
+    from ..enumeration import some
+
+    if not rows:
+        return ""
+    row, loss, share, targets = rows[0]
+    if share == share:
+        mean = "how many of its tokens count is not known" if targets is None else f"{loss:.3f} a token"
+        return f"Row {row} carries {share:.0%} of the step's summed loss ({mean})."
+    broken = [one for one, _, its, _ in rows if its != its]
+    what = "inf" if loss == float("inf") else "not finite"
+    if len(broken) == len(rows) and what != "inf":
+        return ""  # losses that are all 0, or none finite
+    return f"Row {row}'s loss is {what}." if len(broken) == 1 else f"The losses of rows {some(broken, 8)} are {what}."
 
 
 def layer_table(trace: Trace, width: int, names: Mapping[str, str] | None = None) -> Any:
@@ -81,7 +98,7 @@ def layer_table(trace: Trace, width: int, names: Mapping[str, str] | None = None
 
 def as_logged(trace: Trace, index: int) -> str:
     """Whether the four logged norms of a layer have the run's bits; NaN has bits too."""
-    from ..telemetry import ARRAYS
+    from ..lines.line import ARRAYS
 
     items = [trace.record.items[name] for name in ARRAYS]
     pairs = [

@@ -11,7 +11,7 @@ from .options import RUN, SEGMENT, STEP
 from .page import page, print_json, records
 
 
-@click.command()
+@click.command(short_help="Whose batch carried a step of a data-parallel run?")
 @RUN
 @STEP
 @SEGMENT

@@ -58,7 +58,8 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
 
     short_lived.importing()
     from .. import kernel_cache, read_ahead, warm_heap
-    from ..run import CHECKPOINTS, open_run
+    from ..recorded.layout import CHECKPOINTS
+    from ..run import open_run
 
     run = open_run(path)
     steps = _steps(step)
@@ -70,7 +71,8 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
     if before is not None and not (isinstance(steps, int) and whole):
         raise click.UsageError("--context goes with a single --step, the probe pass, and the repetition.")
     leads = not follows()  # of several ranks that replay together, the first speaks for all
-    plan = run.plan(steps, segment, checkpoint=options.get("checkpoint"))
+    passes = 1 + sum(options.get(name, True) for name in ("probe", "repeat"))
+    plan = run.plan(steps, segment, passes, checkpoint=options.get("checkpoint"))
     backend = run.manifest.segments[run.manifest.lineage(plan.segment, plan.steps[0])].environment.get("backend", "cpu")
     if backend == "cpu":
         warm_heap.warm(_memory(run, plan))  # before the first thread
@@ -80,7 +82,7 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
             echo(notice, err=True)
         echo(f"{path}: {plan.sentence()}", err=True)
     if options.get("other_environment") and leads:
-        _name_differences(run, plan.segment)
+        _name_differences(run, plan.segment, settable=options.get("factory") is None)
     kernels = kernel_cache.count(backend)
     if (said := kernel_cache.empty(backend)) is not None:
         echo(said, err=True)
@@ -105,13 +107,19 @@ def replay_and_print(path: Path, step: str, as_json: bool = False, **options: An
     elif context is not None:
         _print_context(context, as_json, names, plan.notices)
     elif as_json:
-        documents = [msgspec.to_builtins(trace.record) | {"trace": str(trace.path)} for trace in traces]
+        documents = [_document(trace) for trace in traces]
         print_json(documents[0] if isinstance(steps, int) else documents)
     else:
         for trace in traces:
             print_trace(trace, full=len(traces) == 1, names=names, said=plan.notices)
     short_lived.ending()
     sys.exit(0 if not leads or all(trace.exact for trace in traces) else 1)
+
+
+def _document(trace: Any) -> dict[str, Any]:
+    """For `--json`: what the trace file holds, where that is, and whether it says anything of the run."""
+    record: dict[str, Any] = msgspec.to_builtins(trace.record)
+    return record | {"trace": str(trace.path), "informational": trace.informational}
 
 
 def _memory(run: Any, plan: Any) -> int:
@@ -126,8 +134,7 @@ def _print_context(context: Any, as_json: bool, names: Mapping[str, str], said: 
 
     trace = context.trace
     if as_json:
-        document = msgspec.to_builtins(trace.record) | {"trace": str(trace.path), "context": context_json(context)}
-        print_json(document)
+        print_json(_document(trace) | {"context": context_json(context)})
         return
     print_trace(trace, full=True, names=names, said=said)
     console = page(140)
@@ -138,10 +145,11 @@ def _print_context(context: Any, as_json: bool, names: Mapping[str, str], said: 
     console.print(context.sentence(), markup=False)
 
 
-def _name_differences(run: Any, segment: int) -> None:
+def _name_differences(run: Any, segment: int, *, settable: bool) -> None:
     from ..environment import differences, numeric_environment
 
-    for difference in differences(run.manifest.segments[segment].environment, numeric_environment()):
+    recorded = run.manifest.segments[segment].environment
+    for difference in differences(recorded, numeric_environment(), settable=settable):
         echo(f"this machine differs from the run's: {difference}", err=True)
 
 

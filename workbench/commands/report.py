@@ -11,7 +11,7 @@ from .options import FACTORY, RUN, SEGMENT, STEP, OutFile
 from .progress import doing
 
 
-@click.command()
+@click.command(short_help="Write what is known of a step to one HTML file.")
 @RUN
 @STEP
 @click.option("--out", required=True, type=OutFile(), help="The HTML file to write.")
@@ -32,4 +32,5 @@ def report(run: Path, step: int, out: Path, segment: int | None, factory: str | 
         with doing("restoring") as progress:
             opened.replay(step, segment=segment, factory=factory, progress=progress)
     path = write_report(opened, step, out, segment=segment)
-    echo(f"{path}: {path.stat().st_size / 1e3:,.0f} kB. It holds text of the run's data: look before you share it.")
+    holds = "text of the run's data" if opened.unverifiable() is None else "numbers, keys and the path of the log"
+    echo(f"{path}: {path.stat().st_size / 1e3:,.0f} kB. It holds {holds}: look before you share it.")

@@ -15,10 +15,18 @@ from .page import print_json, records
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, a row a run.")
 def runs(folder: Path, as_json: bool) -> None:
     """List the runs under a folder."""
-    from ..run import list_runs
+    from ..recorded.listing import list_runs
 
     frame = list_runs(folder)
     if as_json:
         print_json(records(frame))
         return
-    echo(frame.to_string(index=False) if len(frame) else f"no runs in {folder}")
+    if not len(frame):
+        echo(f"no runs in {folder}")
+        return
+    # Names and problems stand at the left, and nothing is filled up at the end: long ones widen no other line.
+    named = frame["run"].str.len().max()
+    shown = frame.assign(run=frame["run"].str.ljust(named), problem="")
+    head, *lines = shown.rename(columns={"run": "run".ljust(named)}).to_string(index=False).splitlines()
+    said = [f"{line.rstrip()}  {problem}" for line, problem in zip(lines, frame["problem"], strict=True)]
+    echo("\n".join(line.rstrip() for line in [head if frame["problem"].any() else head.removesuffix("problem"), *said]))

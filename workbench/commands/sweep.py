@@ -16,7 +16,7 @@ from .progress import doing
 _PART = re.compile(r"(\d{1,15})(?:(?:\.\.|:)(\d{1,15})(?::(\d{1,9}))?)?", re.ASCII)
 
 
-@click.command()
+@click.command(short_help="Replay many steps, of one run or several, as a table.")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option(
     "--steps", help="Such as 4218, 4210..4220, 100:200:10 (each tenth; the last one included), or a list: 5,9."

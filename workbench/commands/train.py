@@ -84,7 +84,7 @@ _RECORDING = together(
 )
 
 
-@click.command(context_settings={"show_default": False})
+@click.command(context_settings={"show_default": False}, short_help="Train a transformer on a corpus, recorded.")
 @click.option(
     "--corpus",
     multiple=True,

@@ -14,7 +14,7 @@ from .page import page
 from .progress import doing
 
 
-@click.command()
+@click.command(short_help="Check a run: its digests, telemetry, fingerprints, some steps.")
 @RUN
 @click.option(
     "--replay", type=click.IntRange(0), default=0, help="Prove so many steps, spread over the run, by replay."

@@ -13,7 +13,7 @@ from .page import page, print_json
 from .progress import doing
 
 
-@click.command()
+@click.command(short_help="Experiments on a step: replays with one change each.")
 @RUN
 @STEP
 @click.option("--set", "changes", multiple=True, required=True, help="A change, such as lr=0.5x; each an experiment.")

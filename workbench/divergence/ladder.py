@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import pandas as pd
 
-from ..examination.diagnosis import listed
+from ..enumeration import listed
 from .difference import TensorDifference
 
 if TYPE_CHECKING:

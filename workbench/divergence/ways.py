@@ -13,10 +13,10 @@ from typing import Protocol
 from ..environment import on_device
 from ..errors import ReplayError
 from ..experiment import Batch, Experiment, as_batch, read_cursor
+from ..lines.line import Edits
 from ..observe import edit
 from ..snapshot import State, capture, restore
 from ..step import Stepper, StepResult
-from ..telemetry import Edits
 from .tensors import Tensors, step_tensors
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from .diagnosis import SUFFIX, OperationRow, SelfTest, StepRow, listed, named
+from ..enumeration import listed
+from .diagnosis import SUFFIX, OperationRow, SelfTest, StepRow, named
 
 
 def conclude(

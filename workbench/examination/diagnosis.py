@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..enumeration import listed
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -226,11 +228,6 @@ def facts(environment: dict[str, Any], gflops: float) -> dict[str, str]:
 
 def self_test_sentence(test: SelfTest) -> str:
     return f"Self-test: {test.found} of {test.planted} planted one-bit changes were found."
-
-
-def listed(words: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def named(rows: Sequence[OperationRow], among: Sequence[OperationRow] = ()) -> str:

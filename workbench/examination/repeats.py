@@ -28,7 +28,8 @@ from ..experiment import Batch, Experiment, StepOptions, as_batch, read_cursor
 from ..fingerprint import fingerprint
 from ..interpreter import python_command
 from ..rebuild import rebuild
-from ..run import CHECKPOINTS, Run
+from ..recorded.layout import CHECKPOINTS
+from ..run import Run
 from ..snapshot import State, capture, restore
 from ..step import Stepper, StepResult
 from ..trainer.model import ModelConfig, build_model, loss

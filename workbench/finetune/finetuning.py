@@ -19,7 +19,8 @@ from ..interrupts import Interrupted, interrupts
 from ..ranks.attendance import refuse_launched
 from ..rebuild import locate
 from ..record import Recorder
-from ..run import Run, refuse_existing
+from ..recorded.layout import refuse_existing
+from ..run import Run
 from ..spikes import Reading, SpikeSettings
 from .pinned import pin
 from .settings import complete, mlx_lm, read_settings, updates

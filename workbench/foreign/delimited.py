@@ -12,7 +12,7 @@ import pandas as pd
 
 from ..errors import TelemetryError
 from .entries import Entries
-from .naming import mapped
+from .naming import left_out, mapped
 from .numbers_of import WORDS
 
 _SIGNS = ",;\t"
@@ -57,7 +57,7 @@ def read_delimited(path: Path, sign: str, columns: Mapping[str, str | None] | No
         if not (np.isfinite(step[there]) & (step[there] == np.floor(step[there]))).all():
             raise TelemetryError(f"{path}: column {mapping['step']!r} holds other things than whole numbers")
         if not there.all():
-            notices.append(f"{int((~there).sum())} rows have no {mapping['step']!r}; they are left out.")
+            notices.append(left_out(int((~there).sum()), "row", "rows", mapping["step"]))
         found, present = ({name: one[there] for name, one in group.items()} for group in (found, present))
         steps = step[there].astype(np.int64)
     else:
@@ -76,8 +76,11 @@ def _numbers(path: Path, key: str, texts: pd.Series) -> tuple[np.ndarray, np.nda
     except ValueError:
         for row in np.flatnonzero(there):
             if not _is_number(words.iloc[row]):
+                hint = ""
+                if words.iloc[row].count(",") == 1 and _is_number(words.iloc[row].replace(",", ".")):
+                    hint = " with a decimal point, not a comma: export the file so, or replace the commas"
                 raise TelemetryError(
-                    f"{path}, line {row + 2}: column {key!r} has {words.iloc[row]!r}; expected a number"
+                    f"{path}, line {row + 2}: column {key!r} has {words.iloc[row]!r}; expected a number{hint}"
                 ) from None
             word = words.iloc[row].lower()
             numbers[row] = WORDS[word] if word in WORDS else float(word)

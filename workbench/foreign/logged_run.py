@@ -6,7 +6,6 @@ nothing: no layers, no parameters, no environment.
 
 from __future__ import annotations
 
-import html
 import math
 import os
 from collections.abc import Mapping
@@ -19,12 +18,14 @@ import pandas as pd
 import xxhash
 
 from .. import __version__
+from ..enumeration import counted, some
 from ..errors import ReplayError
-from ..manifest import Manifest, Segment
+from ..lines.line import Line
+from ..manifest import NAME, Manifest, Segment
+from ..recorded.layout import TELEMETRY
 from ..run import Run
-from ..telemetry import Line
 from .entries import Entries, gathered
-from .naming import listed
+from .naming import quoted
 from .recognise import FORMATS, entries_of, log_of, recognised
 
 
@@ -55,7 +56,7 @@ class Logged:
         missing = [step for step in range(self.first, self.last + 1) if step not in losses]
         if missing:
             raise ReplayError(
-                f"steps {missing[:5]} of {self.first} to {self.last} have no loss; all of them are needed"
+                f"steps [{some(missing)}] of {self.first} to {self.last} have no loss; all of them are needed"
             )
         mean = math.fsum(losses[step] for step in range(self.first, self.last + 1)) / (self.last + 1 - self.first)
         if not math.isfinite(mean) or not math.isfinite(self.loss):
@@ -125,19 +126,32 @@ class LoggedRun(Run):
 
     def unverifiable(self) -> str:
         """What can't be verified, and why: a sentence."""
+        folder = self.path.parent
+        if self.path.name == TELEMETRY and (folder / NAME).exists():
+            return (
+                f"{self.path} alone is read as a log, and it is the telemetry of the run {folder}: name the folder, "
+                f"{folder}, to replay, verify or explain its steps"
+            )
         return (
             f"{self.path} is only a log ({FORMATS[self.format]}): it has no checkpoints, no batches and no "
             "fingerprints, so that no step of it can be replayed, verified or explained. Record the training with "
             "workbench.Recorder to be able to"
         )
 
-    def unjudged(self) -> str:
+    def unstable(self) -> pd.DataFrame:
+        """Nothing: only this package's recorder calls steps so."""
+        return pd.DataFrame({"step": [], "segment": [], "explanation": []}).astype(
+            {"step": "int64", "segment": "int64"}
+        )
+
+    def unjudged(self, window: int | None = None) -> str:
         entries = self.telemetry.entries
-        if "loss" in entries.mapping or not entries.keys:
-            return super().unjudged()
+        if not without_loss(self):
+            return super().unjudged(window)
+        norms = ". Its gradient norms are judged with --rule grad_norm_median" if "grad_norm" in entries.mapping else ""
         return (
             f"No loss was judged: no key of {self.path} was taken for it; set it with --columns loss=KEY, "
-            f"columns={{'loss': …}} (its keys: {listed(entries.keys)})."
+            f"columns={{'loss': …}} (its keys: {quoted(entries.keys)}){norms}."
         )
 
     def _refuse(self, *arguments: Any, **options: Any) -> NoReturn:
@@ -157,21 +171,24 @@ class LoggedRun(Run):
     def __repr__(self) -> str:
         return f"LoggedRun({str(self.path)!r}, format={self.format!r}, steps={self.last_step})"
 
-    def _repr_html_(self) -> str:
-        facts = {
+    def _facts(self) -> dict[str, Any]:
+        return {
             "log": self.name,
             "recognised as": FORMATS[self.format],
             "read as": ", ".join(f"{name} = {key}" for name, key in self.mapping.items()),
             "steps": self.last_step,
             "segments": len(self.manifest.segments),
-            "spikes": ", ".join(f"{step}" for step in self.spikes()["step"][:12]) or "none",
+            "spikes": some(self.spikes()["step"], 12) or "none",
             "not verified": self.unverifiable(),
         }
-        cells = "".join(
-            f"<tr><th style='text-align:left'>{key}</th><td style='text-align:left'>{html.escape(str(value))}</td></tr>"
-            for key, value in facts.items()
-        )
-        return f"<table>{cells}</table>"
+
+
+def without_loss(run: Run) -> bool:
+    """Whether a run is a log in which no key was taken for the loss."""
+    if not isinstance(run, LoggedRun):
+        return False
+    entries = run.telemetry.entries
+    return bool(entries.keys) and "loss" not in entries.mapping
 
 
 class LoggedTelemetry:
@@ -191,7 +208,10 @@ class LoggedTelemetry:
                 "Each logged loss is the mean of the steps since the one logged before, and no step's own."
             )
         if empty := len(entries.step) - int(np.count_nonzero(entries.useful())):
-            self.notices.append(f"{empty} entries have a step and none of these values; they are no rows.")
+            having = counted(empty, "entry has", "entries have")
+            self.notices.append(
+                f"{having} a step and none of these values; {'it is no row' if empty == 1 else 'they are no rows'}."
+            )
         self.notices += entries.notices
         self._places = {
             int(segment): rows["step"].to_numpy() for segment, rows in self._frame.groupby("segment", sort=True)

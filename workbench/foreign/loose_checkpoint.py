@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..bits import ulp_difference
+from ..enumeration import some
 from .state_file import Tensor, read_tensors
 
 # What MLX's optimizers keep for each parameter (mlx/optimizers/optimizers.py), and PyTorch's names of the same.
@@ -79,8 +80,7 @@ class LooseCheckpoint:
                 stems = [name.rpartition(".")[0] for name in self.tensors if self.part(name) == moment]
                 lacking = [name for name in weights if not any(_same_stem(stem, name) for stem in stems)]
                 if weights and lacking:
-                    shown = ", ".join(lacking[:5]) + (" …" if len(lacking) > 5 else "")
-                    found.append(f"{moment} of {len(lacking)} of {len(weights)} weights ({shown})")
+                    found.append(f"{moment} of {len(lacking)} of {len(weights)} weights ({some(lacking)})")
         found += [f"the optimizer's {counter}" for counter in _COUNTERS if counter not in parts]
         found += [] if "random state" in parts else ["the random state"]
         return [*found, "the data cursor", "the optimizer's settings"]

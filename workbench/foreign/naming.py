@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from ..enumeration import counted, some
 from ..errors import TelemetryError
 
+KEYS = 20  # of a log, in a sentence
 # What programs call them, the most usual first. Compared in lower case, with _ for every other sign.
 USUAL = {
     "step": ("step", "global_step", "trainer_global_step", "iteration", "iter", "it", "update", "updates"),
@@ -43,25 +45,25 @@ def mapped(path: Path, keys: Iterable[str], columns: Mapping[str, str | None] | 
         if name in set_by_user:
             key = set_by_user[name]
             if key is not None and key not in there:
-                raise TelemetryError(f"{path} has no {key!r}, which columns gives for {name}; it has {listed(there)}")
+                raise TelemetryError(f"{path} has no {key!r}, which columns gives for {name}; it has {quoted(there)}")
             found |= {} if key is None else {name: key}
             continue
         words = {word: [key for key in there if _word(key) == word and key not in given] for word in usual}
         first = next((same for same in words.values() if same), [])
         if len(first) > 1:
             raise TelemetryError(
-                f"{path} has several things that could be {name}: {listed(first)}; choose with "
+                f"{path} has several things that could be {name}: {quoted(first)}; choose with "
                 f"columns={{{name!r}: …}} (--columns {name}=KEY)"
             )
         found |= {name: first[0]} if first else {}
     if "step" not in found and "step" not in set_by_user:
         raise TelemetryError(
-            f"{path} has no key for the step; it has {listed(there)}. Name it with columns={{'step': …}}, or count "
+            f"{path} has no key for the step; it has {quoted(there)}. Name it with columns={{'step': …}}, or count "
             "the entries with columns={'step': None} (--columns step=KEY, or step= to count)"
         )
     if not {"loss", "val_loss", "grad_norm"} & found.keys():
         raise TelemetryError(
-            f"{path} has no key for the loss; it has {listed(there)}. Name it with columns={{'loss': …}} "
+            f"{path} has no key for the loss; it has {quoted(there)}. Name it with columns={{'loss': …}} "
             "(--columns loss=KEY)"
         )
     return found
@@ -72,6 +74,17 @@ def _word(key: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", key.rpartition(" - ")[2].lower()).strip("_")
 
 
-def listed(keys: Sequence[str]) -> str:
-    shown = ", ".join(repr(key) for key in keys[:20])
-    return (shown or "nothing") + (f" and {len(keys) - 20} more" if len(keys) > 20 else "")
+def left_out(count: int, one: str, several: str, key: str) -> str:
+    """The notice on entries without a step."""
+    words = counted(count, f"{one} has", f"{several} have")
+    return f"{words} no {key!r}; {'it is' if count == 1 else 'they are'} left out."
+
+
+def null(count: int, key: str) -> str:
+    """The notice on entries with null for a value."""
+    return f"{counted(count, 'entry has', 'entries have')} null for {key!r}: not recorded, as far as it says."
+
+
+def quoted(keys: Sequence[str]) -> str:
+    """The first of them; "nothing", if there are none."""
+    return some(map(repr, keys), KEYS) or "nothing"

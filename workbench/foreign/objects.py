@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,7 +16,7 @@ from ..errors import TelemetryError
 from ..lines.further import further_damage
 from ..untrusted import LINE, open_regular
 from .entries import Entries
-from .naming import mapped
+from .naming import left_out, mapped, null
 from .numbers_of import numbers_of
 
 _KINDS = {"meta", "step", "val", "done", "rollback"}
@@ -98,16 +99,14 @@ def read_objects(path: Path, columns: Mapping[str, str | None] | None) -> Entrie
         numbers, there, nulls = numbers_of(path, mapping[name], values[name])
         found[name], present[name] = numbers, there
         if nulls.any():
-            notices.append(
-                f"{int(nulls.sum())} entries have null for {mapping[name]!r}: not recorded, as far as it says."
-            )
+            notices.append(null(int(nulls.sum()), mapping[name]))
     count = len(next(iter(values.values())))
     if "step" not in mapping:
         notices.append("The steps are the numbers of the entries: the log names none.")
         return Entries(np.arange(1, count + 1), found, present, mapping=mapping, keys=list(keys), notices=notices)
     having = np.array([value is not UNSET and value is not None for value in values["step"]], bool)
     if not having.all():
-        notices.append(f"{int((~having).sum())} entries have no {mapping['step']!r}; they are left out.")
+        notices.append(left_out(int((~having).sum()), "entry", "entries", mapping["step"]))
     step = _steps(path, [value for value, there in zip(values["step"], having.tolist(), strict=True) if there])
     found, present = ({name: one[having] for name, one in group.items()} for group in (found, present))
     return Entries(step, found, present, mapping=mapping, keys=list(keys), notices=notices)
@@ -142,7 +141,7 @@ def _columns(path: Path, mapping: Mapping[str, str]) -> tuple[dict[str, list[Any
                 for name in mapping:
                     values[name] += own[name]
             else:
-                for row in _each(path, body, number, notices, mapping.values(), last=not block):
+                for row in _each(path, body, number, notices, mapping.values(), partial(_ended, file, rest)):
                     for name, key in mapping.items():
                         values[name].append(row.get(key, UNSET))
             number += count
@@ -150,13 +149,19 @@ def _columns(path: Path, mapping: Mapping[str, str]) -> tuple[dict[str, list[Any
                 return values, notices
 
 
+def _ended(file: BinaryIO, rest: bytes) -> bool:
+    """Whether nothing but blank lines follows in a file; reads on until it knows."""
+    return not rest.strip() and not any(block.strip() for block in iter(partial(file.read, _BLOCK), b""))
+
+
 def _each(
-    path: Path, body: bytes, number: int, notices: list[str], keys: Iterable[str], last: bool
+    path: Path, body: bytes, number: int, notices: list[str], keys: Iterable[str], ended: Callable[[], bool]
 ) -> list[dict[str, Any]]:
     """The objects of lines, one by one: NaN and Infinity are let pass, which are no JSON, but Python's.
 
     Args:
         keys: that no object may have twice: it would be two entries in one.
+        ended: whether nothing follows these lines.
     """
     found = []
     tokens = [_spelt(key) for key in keys]
@@ -173,7 +178,8 @@ def _each(
             continue
         row = _object(line)
         if row is None:
-            if last and place == len(lines) and line.startswith(b"{") and not line.rstrip().endswith(b"}"):
+            torn = line.startswith(b"{") and not line.rstrip().endswith(b"}")
+            if torn and not any(one.strip() for one in lines[place:]) and ended():
                 notices.append(f"{path.name}, line {number + place}: unfinished; not read")
                 continue
             raise TelemetryError(

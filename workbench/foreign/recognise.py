@@ -77,8 +77,9 @@ def recognised(path: Path) -> str:
         return "csv"
     if not start.strip():
         raise TelemetryError(f"{path} is empty; expected a log")
+    begins = start[:40].decode(errors="replace")
     raise TelemetryError(
-        f"{path} is no log that is known here: it begins with {start[:40]!r}. Expected {'; '.join(FORMATS.values())}. "
+        f"{path} is no log that is known here: it begins with {begins!r}. Expected {'; '.join(FORMATS.values())}. "
         "Set its format if you know better: --format F, format='F'; one of "
         f"{', '.join(FORMATS)}"
     )

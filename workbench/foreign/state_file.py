@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ..enumeration import some
 from ..errors import CheckpointError
 from ..untrusted import open_regular
 
@@ -96,9 +97,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if start.startswith(b"PK"):
         return _zipped(path)
     if not _could_be_header(start, size):
-        raise CheckpointError(
-            f"{path} is no file of tensors that is known here: it begins with {start!r}; expected safetensors or npz"
-        )
+        begins = f"it begins with {start.decode(errors='replace')!r}" if start else "it is empty"
+        raise CheckpointError(f"{path} is no file of tensors that is known here: {begins}; expected safetensors or npz")
     return _safetensors(path, content, size)
 
 
@@ -187,7 +187,7 @@ def _shards(path: Path) -> dict[str, Tensor]:
             raise CheckpointError(f"{path / _SHARDS} names {name!r}; expected a file beside it")
         found |= read_tensors(path / name)
     if missing := sorted(set(index.weight_map) - set(found)):
-        raise CheckpointError(f"{path}: the shards lack {len(missing)} tensors of the index: {', '.join(missing[:5])}")
+        raise CheckpointError(f"{path}: the shards lack {len(missing)} tensors of the index: {some(missing)}")
     return found
 
 

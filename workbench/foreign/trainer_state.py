@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from ..errors import TelemetryError
 from .entries import Entries
+from .naming import null
 from .numbers_of import numbers_of
 
 _KEYS = {"loss": "loss", "val_loss": "eval_loss", "lr": "learning_rate", "grad_norm": "grad_norm"}
@@ -44,7 +45,7 @@ def read_trainer_state(path: Path, document: dict[str, Any]) -> Entries:
     for name, key in _KEYS.items():
         values[name], present[name], nulls = numbers_of(path, key, [entry.get(key, UNSET) for entry in rows])
         if nulls.any():
-            notices.append(f"{int(nulls.sum())} entries have null for {key!r}: not recorded, as far as it says.")
+            notices.append(null(int(nulls.sum()), key))
     return Entries(
         np.array([entry["step"] for entry in rows], np.int64),
         values,

@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from ..errors import TelemetryError
 from .entries import Entries
-from .naming import mapped
+from .naming import left_out, mapped
 from .numbers_of import numbers_of
 
 MAGIC = b":W&B\xe1\xbe\x00"
@@ -58,7 +58,7 @@ def read_wandb(path: Path, columns: Mapping[str, str | None] | None) -> Entries:
         values[name], present[name], _ = numbers_of(path, key, [row.get(key, UNSET) for row in rows])
     step, there = values.pop("step"), present.pop("step")
     if not there.all():
-        notices.append(f"{int((~there).sum())} entries have no {mapping['step']!r}; they are left out.")
+        notices.append(left_out(int((~there).sum()), "entry", "entries", mapping["step"]))
     values, present = ({name: one[there] for name, one in group.items()} for group in (values, present))
     return Entries(step[there].astype(np.int64), values, present, mapping=mapping, keys=list(keys), notices=notices)
 

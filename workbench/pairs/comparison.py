@@ -11,7 +11,7 @@ import msgspec
 import pandas as pd
 
 from ..bits import bits_float
-from ..examination.diagnosis import listed
+from ..enumeration import listed, some
 from .knobs import Setting, order
 
 if TYPE_CHECKING:
@@ -172,7 +172,8 @@ class Comparison:
                 table.add_row(one.name, one.kind, Text(shown(one.a)), Text(shown(one.b)))
             parts.append(table)
         names = ("step", f"loss of {self.a}", f"loss of {self.b}", "difference", "ULP", "first item to differ")
-        table = Table(*names, box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(*names[:-1], box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column(names[-1], overflow="fold")
         for row in self.shown_rows().itertuples():
             numbers = [f"{row.loss_a:.6g}", f"{row.loss_b:.6g}", f"{row.difference:.3g}"]
             first = "" if pd.isna(row.first) else str(row.first)
@@ -264,9 +265,8 @@ def _objections(
     if len(knobs) > 1:
         found.append(f"{len(knobs)} settings differ: {listed([str(one) for one in knobs])}")
     for kind, words in (("environment", "the environments differ"), ("code", "the code differs")):
-        if some := [one for one in settings if one.kind == kind]:
-            more = f" and {len(some) - 3} more" if len(some) > 3 else ""
-            found.append(f"{words}: {', '.join(str(one) for one in some[:3])}{more}")
+        if unlike := [one for one in settings if one.kind == kind]:
+            found.append(f"{words}: {some(unlike, 3)}")
     if varies:
         found.append(varies)
     if silent:

@@ -12,6 +12,7 @@ import msgspec
 
 from ..compare import ITEMS
 from ..manifest import DataFile, Manifest
+from .command_lines import differing_scripts, fork_changes
 
 Kind = Literal["knob", "consequence", "no effect", "code", "environment"]
 
@@ -47,6 +48,9 @@ _REACH = (
     ("data.", BATCH),
 )
 
+# Of what rebuilds a run, what is compared in a way of its own; and which of a script's recorders it was.
+_ELSEWHERE = ("config", "script", "argv", "recorder", "module")
+
 _NOT_DATA = ("config.model.", "optimizer.", "parameters")  # of what reaches the start, what no batch depends on
 
 
@@ -55,7 +59,8 @@ class Setting(msgspec.Struct, frozen=True):
 
     Attributes:
         name: dotted key.
-        kind: `knob`; `consequence` of a knob; `no effect` on bits; `code`: other versions of the workbench;
+        kind: `knob`; `consequence` of a knob; `no effect` on bits; `code`: other scripts, or other versions of the
+            workbench;
             `environment`: the numeric environment.
         a, b: JSON values; null where a run has no such setting.
     """
@@ -91,7 +96,9 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def differing_settings(a: Manifest, b: Manifest, environments: Sequence[Mapping[str, Any]]) -> list[Setting]:
+def differing_settings(
+    a: Manifest, b: Manifest, environments: Sequence[Mapping[str, Any]], folders: Sequence[str] = ("", "")
+) -> list[Setting]:
     """Every setting in which two runs differ.
 
     For runs of the built-in trainer its config decides all the rest, so that what else differs is a consequence. For a
@@ -99,9 +106,10 @@ def differing_settings(a: Manifest, b: Manifest, environments: Sequence[Mapping[
 
     Args:
         environments: numeric environments to compare: all that either run had, run a's first.
+        folders: the names of the runs' folders: options of a script that only name them move no bit.
     """
     trainers = all(manifest.rebuild.get("kind") == "trainer" for manifest in (a, b))
-    knobs = [*_rebuild(a, b), *_data(a, b)]
+    knobs = [*_rebuild(a, b, folders), *_data(a, b), *_of_fork(a, b)]
     sources = [one for one in knobs if one.kind == "knob"]
     implied = [(one.a, one.b) for one in sources]
     for name in ("options", "optimizer"):
@@ -124,13 +132,26 @@ def differing_settings(a: Manifest, b: Manifest, environments: Sequence[Mapping[
     return [*knobs, *rest, *seen.values()]
 
 
-def _rebuild(a: Manifest, b: Manifest) -> Iterator[Setting]:
-    sides = [{key: value for key, value in one.rebuild.items() if key not in ("config",)} for one in (a, b)]
+def _rebuild(a: Manifest, b: Manifest, folders: Sequence[str]) -> Iterator[Setting]:
+    for unlike in differing_scripts(a, b, folders):
+        yield Setting(*unlike)  # type: ignore[arg-type]
+    sides = [{key: value for key, value in one.rebuild.items() if key not in _ELSEWHERE} for one in (a, b)]
     for path, left, right in _unequal({"rebuild": sides[0]}, {"rebuild": sides[1]}):
-        yield Setting(path.removeprefix("rebuild.") if path.startswith("rebuild.arg") else path, "knob", left, right)
+        name = path.removeprefix("rebuild.") if path.startswith("rebuild.arg") else path
+        yield Setting(name, "knob", left, right)
     configs = [{"config": one.rebuild["config"]} if "config" in one.rebuild else {} for one in (a, b)]
     for path, left, right in _unequal(configs[0], configs[1]):
         yield Setting(path, "no effect" if path in _HARMLESS else "knob", left, right)
+
+
+def _of_fork(a: Manifest, b: Manifest) -> Iterator[Setting]:
+    """What a fork of a loop of one's own noted, which stands nowhere else: a learning rate is seen in telemetry."""
+    if any(one.rebuild.get("kind") == "trainer" for one in (a, b)):
+        return
+    forked = b.parent is not None and b.parent.run == a.run
+    for name, _, value in (change.partition("=") for change in fork_changes(a, b)):
+        if name != "lr":
+            yield Setting(f"fork.{name}", "knob", *((None, value) if forked else (value, None)))
 
 
 def _data(a: Manifest, b: Manifest) -> Iterator[Setting]:

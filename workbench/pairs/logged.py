@@ -15,8 +15,8 @@ from msgspec import UNSET
 from ..bits import array_bits, float_bits, ulp_distance
 from ..compare import ESSENTIAL, ITEMS, Verdict
 from ..errors import ReplayError, RunError
+from ..lines.line import ARRAYS, SCALARS, Line
 from ..run import Run
-from ..telemetry import ARRAYS, SCALARS, Line
 from .comparison import Parting
 
 

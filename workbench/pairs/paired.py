@@ -17,8 +17,10 @@ import pandas as pd
 
 from .. import seams
 from ..bits import bits_float, ulp_distance
+from ..enumeration import listed
 from ..errors import ReplayError, RunError
 from ..run import Run, open_run
+from .command_lines import fork_changes
 from .comparison import Comparison, Parting, conclude
 from .knobs import BATCH, START, Setting, differing_settings
 from .logged import Logged, Pair
@@ -69,7 +71,8 @@ def compare_runs(
     parting = _at_start(pair) or next(
         (pair.parting(step, item) for step, (item, _) in zip(steps, firsts, strict=True) if item is not None), None
     )
-    settings = differing_settings(left.run.manifest, right.run.manifest, pair.environments())
+    folders = [one.run.path.resolve().name for one in (left, right)]
+    settings = differing_settings(left.run.manifest, right.run.manifest, pair.environments(), folders)
     settings += _learning_rate(pair, settings)
     knobs = [one for one in settings if one.kind == "knob"]
     names = _names(left.run.path, right.run.path)
@@ -136,10 +139,15 @@ def _origin(a: Run, b: Run) -> list[str]:
     if a.manifest.run == b.manifest.run:
         return ["Both are the same run."]
     return [
-        f"{child.name} is a fork of {other.name}, from its state {child.manifest.parent.step}."
+        f"{child.name} is a fork of {other.name}, from its state {child.manifest.parent.step}"
+        f"{_with(fork_changes(child.manifest, other.manifest))}."
         for child, other in ((a, b), (b, a))
         if child.manifest.parent is not None and child.manifest.parent.run == other.manifest.run
     ]
+
+
+def _with(changes: Sequence[str]) -> str:
+    return f", with {listed(changes)}" if changes else ""
 
 
 def _seams(pair: Pair) -> list[str]:
@@ -158,7 +166,11 @@ def _learning_rate(pair: Pair, settings: Sequence[Setting]) -> list[Setting]:
     for step in pair.steps:
         rates = pair.a.lr(step), pair.b.lr(step)
         if None not in rates and rates[0] != rates[1]:
-            sources = ("config.", "arguments.", "rebuild.", "optimizer.schedules")
+            sources = ("config.", "arguments.", "rebuild.", "argv", "optimizer.schedules")
+            noted = fork_changes(pair.a.run.manifest, pair.b.run.manifest)
+            own_loop = any(one.run.manifest.rebuild.get("kind") != "trainer" for one in (pair.a, pair.b))
+            if own_loop and any(change.startswith("lr=") for change in noted):
+                return [Setting("lr", "knob", *rates)]
             derived = any(one.kind == "knob" and one.name.startswith(sources) for one in settings)
             return [Setting("lr", "consequence" if derived else "knob", *rates)]
     return []

@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from ..bits import bits_float
 from ..errors import ReplayError, TelemetryError
+from ..number_text import number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,15 +48,15 @@ class Carried:
         """Such as "Rank 1's batch carried step 12: its loss is 9.81, and 0.44 on rank 0"."""
         found, rest = self.ranks, [rank for rank in range(len(self.losses)) if rank not in self.ranks]
         if not found:
-            spread = f"from {self.losses.min():.4g} to {self.losses.max():.4g}"
+            spread = f"from {number(self.losses.min())} to {number(self.losses.max())}"
             unknown = "; too few steps come before it to say which are unusual" if np.isnan(self.excess).all() else ""
             return f"No rank's batch stands out in step {step}: losses {spread}{unknown}."
         if not rest:
             return f"Step {step} is alike on all {len(self.losses)} ranks: every rank's loss stands out."
         names = f"Rank {found[0]}'s batch" if len(found) == 1 else f"The batches of ranks {_listed(found)}"
-        values = ", ".join(f"{self.losses[rank]:.4g}" for rank in found)
+        values = ", ".join(f"{number(self.losses[rank])}" for rank in found)
         others = self.losses[rest]
-        usual = f"{others[0]:.4g}" if len(rest) == 1 else f"{others.min():.4g} to {others.max():.4g}"
+        usual = f"{number(others[0])}" if len(rest) == 1 else f"{number(others.min())} to {number(others.max())}"
         return (
             f"{names} carried step {step}: loss {values}, against {usual} on "
             f"{'rank' if len(rest) == 1 else 'ranks'} {_listed(rest)}."

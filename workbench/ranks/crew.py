@@ -8,6 +8,7 @@ observations, states and the world; writes nothing.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 from collections.abc import Mapping
@@ -35,7 +36,7 @@ WAITING = (
     "rank %d has waited %d s for the others before its first step: every rank makes the same recorder, not only one"
 )
 log = logging.getLogger("workbench")
-SHARED = ("weights", "adam_m", "adam_v", "other")  # lanes that are equal in all ranks; see `telemetry.LANES`
+SHARED = ("weights", "adam_m", "adam_v", "other")  # lanes that are equal in all ranks; see `lines.line.LANES`
 
 
 class RanksDiverged(ExperimentError):
@@ -173,7 +174,8 @@ class Crew:
         ]
         common = {name: getattr(seen, name) for name in seen.__dataclass_fields__}
         # Of what every rank judges by, all have the same, or one would save or stop where another goes on.
-        common |= {"loss": mean, "grad_norm": np.float32(bits_float(first["grad_norm_bits"]))}
+        norm = bits_float(first["grad_norm_bits"]) if "grad_norm_bits" in first else math.nan  # of no gradients
+        common |= {"loss": mean, "grad_norm": np.float32(norm)}
         return Shared(**common, ranks=own)
 
     def stored(self, trouble: str | None, step: int) -> str | None:

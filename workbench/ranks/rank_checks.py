@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..enumeration import some
 from ..errors import WorkbenchError
 from ..fingerprint import fingerprint_json
 from ..lines.line import Line
@@ -51,8 +52,8 @@ def check_ranks(run: Run) -> Iterator[Check]:
         return
     for rank, name in sorted(having & lacking.keys()):
         steps = lacking[rank, name]
-        some = ", ".join(map(str, steps[:5])) + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
-        told = f"{name} is missing from the line of step{'' if len(steps) == 1 else 's'} {some}, and others have it: "
+        which = f"step{'' if len(steps) == 1 else 's'} {some(steps)}"
+        told = f"{name} is missing from the line of {which}, and others have it: "
         yield Check("telemetry", f"rank {rank}", "unverified", f"{told}it was that of rank 0, or was dropped since")
 
 

@@ -5,6 +5,7 @@ Knows a run's writer and the world; nothing of loops or steps.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,8 @@ class Silence:
     def effort(self) -> dict[str, Any]:
         return {}
 
-    def trouble(self, step: int) -> str | None:
-        return None
+    def troubles(self, step: int) -> Iterator[str]:
+        return iter(())
 
 
 class NoSaves(Saves):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .. import seams
+from ..enumeration import some
 from ..lines.line import LANES
 from ..manifest import NAME
 from ..verification import Check
@@ -59,7 +60,7 @@ def fields(wrote: Sequence[Stretch]) -> Iterator[Check]:
                 if name in held and not there:
                     ragged.setdefault(name, []).extend(steps)
     for name, steps in ragged.items():
-        which = f"{'step' if len(steps) == 1 else 'steps'} {_some(sorted(steps))}"
+        which = f"{'step' if len(steps) == 1 else 'steps'} {some(sorted(steps))}"
         yield Check("telemetry", name, "mismatch", f"it is missing from the line of {which}, and others have it")
     performed = any(stretch.steps for stretch in wrote)
     if performed and (absent := [name for name in EVIDENCE if name not in have]):
@@ -68,7 +69,7 @@ def fields(wrote: Sequence[Stretch]) -> Iterator[Check]:
         yield Check("telemetry", "fields", "exact", f"every line has all {len(have)} fields that its process wrote")
     for name, without in lacking.items():
         if name in have:
-            where = _some([f"{one.steps[0][1]} to {one.steps[-1][1]} of segment {one.steps[0][0]}" for one in without])
+            where = some([f"{one.steps[0][1]} to {one.steps[-1][1]} of segment {one.steps[0][0]}" for one in without])
             told = (
                 f"no line of steps {where} has it, and others have: their process did not log it, or it was taken out "
                 "since. A replay can't compare it there"
@@ -83,7 +84,7 @@ def fingerprints(run: RecordedRun, wrote: Sequence[Stretch]) -> Iterator[Check]:
     for lane in LANES:
         held = [steps for stretch in wrote for lanes, steps in stretch.lanes.items() if lane not in lanes]
         if lacking := sorted(step for steps in held for step in steps):
-            which = f"step{'' if len(lacking) == 1 else 's'} {_some(lacking)}"
+            which = f"step{'' if len(lacking) == 1 else 's'} {some(lacking)}"
             told = f"its fingerprint is missing from the line of {which}, and {NAME} says that each has one, {method}"
             yield Check("telemetry", f"state.{lane}", "mismatch", told)
     for stretch in wrote:
@@ -188,7 +189,7 @@ def _due(run: RecordedRun, wrote: Sequence[Stretch], there: set[Key], performed:
 
 
 def _due_missing(gone: list[int], segment: int, every: int, certain: bool, one_process: bool) -> Check:
-    what = f"checkpoint{'' if len(gone) == 1 else 's'} {_some(gone)}"
+    what = f"checkpoint{'' if len(gone) == 1 else 's'} {some(gone)}"
     reason = "a later one is there: " if certain else ""
     killed = f", or {'the' if one_process else 'a'} process ended before it was written, by a kill or a crash"
     other = "" if certain else killed if one_process else f"{killed}, or a resume asked for others"
@@ -199,7 +200,3 @@ def _due_missing(gone: list[int], segment: int, every: int, certain: bool, one_p
         f"{what} {'is' if len(gone) == 1 else 'are'} missing, and one was due every {every} steps; {reason}removed "
         f"since, or not written then, of which the recorder warned{other}",
     )
-
-
-def _some(steps: Sequence[int | str]) -> str:
-    return ", ".join(map(str, steps[:5])) + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")

@@ -7,17 +7,18 @@ from pathlib import Path
 from .. import manifest as manifests
 from ..errors import RunError
 
-TELEMETRY, CHECKPOINTS, TRACES = "telemetry.jsonl", "checkpoints", "traces"
+TELEMETRY, CHECKPOINTS, TRACES, BATCHES = "telemetry.jsonl", "checkpoints", "traces", "batches"
 
 
 def refuse_existing(path: Path) -> None:
-    """A run is never written over, nor mixed with what is left of one.
+    """A run is never written over, nor mixed with what is left of one, nor written to where nobody would read it.
 
     Raises:
-        RunError: the folder holds a run, or a part of one.
+        RunError: the folder holds a run, or a part of one, or a link in the place of a part.
     """
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file; expected a folder for the run, new or empty")
+    refuse_links_out(path)  # which may lead to nothing yet
     for name in (manifests.NAME, TELEMETRY, CHECKPOINTS):
         if (path / name).exists():
             raise RunError(
@@ -35,7 +36,7 @@ def refuse_links_out(path: Path) -> None:
     Raises:
         RunError: a part of the run is a link that leads out of it.
     """
-    for name in (manifests.NAME, TELEMETRY, CHECKPOINTS, TRACES):
+    for name in (manifests.NAME, TELEMETRY, CHECKPOINTS, TRACES, BATCHES):
         part = path / name
         if part.is_symlink() and not part.resolve().is_relative_to(path.resolve()):
             raise RunError(

@@ -25,8 +25,10 @@ class Plan:
         segment: the segment they stand in.
         checkpoint: step and segment of the checkpoint to restore.
         rolled: steps to roll forward before the first asked one.
-        seconds: estimate from the run's own step times; None if it logged none.
+        seconds: estimate from the run's own step times, of the way and of the asked steps with all their passes; None
+            if it logged none.
         notices: what the user should know.
+        passes: how many times each asked step is computed.
     """
 
     steps: Sequence[int]
@@ -35,12 +37,22 @@ class Plan:
     rolled: int
     seconds: float | None
     notices: list[str] = field(default_factory=list)
+    passes: int = 1
 
     def sentence(self) -> str:
-        """Such as "17 steps to roll forward from checkpoint 4200, about 4 s"."""
+        """Such as "17 steps to roll forward from checkpoint 4200, about 4 s"; of several steps, what is done with them
+        is named, and at which speed."""
         cost = "" if self.seconds is None else f", about {duration(self.seconds)}"
-        steps = f"{self.rolled} step{'' if self.rolled == 1 else 's'} to roll forward"
-        return f"{steps} from checkpoint {self.checkpoint[0]}{cost}"
+        steps = f"{self.rolled:,} step{'' if self.rolled == 1 else 's'} to roll forward"
+        then = ""
+        if len(self.steps) > 1:
+            times = _TIMES.get(self.passes, f"{self.passes} times")
+            then = f", and {len(self.steps):,} to replay, each performed {times}"
+            cost = cost and f"{cost} at the speed of the training, and what is measured on top"
+        return f"{steps} from checkpoint {self.checkpoint[0]}{then}{cost}"
+
+
+_TIMES = {1: "once", 2: "twice"}
 
 
 def duration(seconds: float) -> str:
@@ -87,7 +99,7 @@ def plan_replay(
     # The upper median: an estimate needs no better one, and `np.median` imports all of `numpy.ma`.
     speed = float(np.partition(known, len(known) // 2)[len(known) // 2]) if len(known) else 0.0
     count = rolled + (wanted[-1] - wanted[0] + 1 - len(wanted)) + passes * len(wanted)
-    return Plan(wanted, chosen, start, rolled, count / speed if speed > 0 else None, notices)
+    return Plan(wanted, chosen, start, rolled, count / speed if speed > 0 else None, notices, passes)
 
 
 def _named(keys: Sequence[tuple[int, int]]) -> str:

@@ -20,10 +20,12 @@ from .. import seams
 from .. import telemetry as telemetries
 from ..bits import bits_float
 from ..checkpoints.checkpoint_names import committed
+from ..enumeration import some
 from ..errors import ReplayError, TelemetryError, WorkbenchError
+from ..lines.line import ARRAYS, Edits, Line, Restart
 from ..manifest import Manifest
-from ..spikes import SpikeSettings, find_spikes, recorded
-from ..telemetry import Edits, Line, Restart, Telemetry
+from ..telemetry import Telemetry
+from . import judged, told
 from .layout import CHECKPOINTS, TELEMETRY, refuse_links_out
 from .plan import Plan, plan_replay
 
@@ -105,56 +107,38 @@ class RecordedRun:
     def last_step(self) -> int:
         return self.telemetry.last_step()
 
-    def spikes(self) -> pd.DataFrame:
+    def spikes(self, window: int | None = None) -> pd.DataFrame:
         """Where a rule of spike detection fires: step, segment, rule, value, threshold, moving_average, explanation.
 
         A segment is judged with the steps that led to it as its past, as the trainer did.
-        """
-        import pandas as pd
 
+        Args:
+            window: healthy steps that a step is compared with, 4 or more: fewer for a short run or few logged losses;
+                None: as many as the run was recorded with.
+
+        Raises:
+            WorkbenchError: the window is out of range.
+        """
         telemetry = self.telemetry
-        if self._spikes is not None and self._spikes[0] is telemetry:
-            return self._spikes[1].copy()
-        settings = self._settings
-        frame = self.steps
-        found = []
-        for entry in self.manifest.segments:
-            own = frame[frame["segment"] == entry.segment]
-            past = self.history(entry.segment, entry.start, 6 * settings.window)
-            spikes = find_spikes(pd.concat([past, own]).assign(segment=entry.segment), settings)
-            found.append(spikes[spikes["step"] > entry.start])
-        self._spikes = (telemetry, pd.concat(found, ignore_index=True))
+        if window is not None:
+            return judged.spikes_of(self, window)
+        if self._spikes is None or self._spikes[0] is not telemetry:
+            self._spikes = (telemetry, judged.spikes_of(self))
         return self._spikes[1].copy()
 
-    @property
-    def _settings(self) -> SpikeSettings:
-        """Those that the run was recorded with."""
-        given = self.manifest.spikes
-        return SpikeSettings() if given is None else SpikeSettings(**given)
-
-    def unjudged(self) -> str:
+    def unjudged(self, window: int | None = None) -> str:
         """A sentence on the steps at the start that no rule of `spikes` could judge, but `non_finite`; "" if there are
         none. A rule needs a full window of finite losses before a step (see `spikes.SpikeDetector`)."""
-        own, finite = self._first_segment()
-        needs = f"a rule needs the {self._settings.window} losses before a step"
-        if own.empty:
-            return ""
-        if (last := self.judged_after()) == math.inf:
-            return f"None of these {len(own)} steps was judged: {needs}, and there are {len(finite)} in all."
-        return f"Steps {own['step'].iloc[0]} to {last} were not judged: {needs}."
+        return judged.unjudged(self, window)
+
+    def unstable(self) -> pd.DataFrame:
+        """Steps that the recorder called unstable when it logged them, by rules of its own that are not those of
+        `spikes` (see `recovery`): step, segment, explanation."""
+        return told.unstable_of(self)
 
     def judged_after(self) -> float:
         """The last step of the first segment that `unjudged` is about; infinite, if no step was judged."""
-        _, finite = self._first_segment()
-        window = self._settings.window
-        return math.inf if len(finite) <= window else finite[window - 1].item()
-
-    def _first_segment(self) -> tuple[pd.DataFrame, np.ndarray]:
-        """The rows of `steps` in the first segment, and the steps there with a finite loss."""
-        frame = self.steps
-        own = frame[frame["segment"] == self.manifest.segments[0].segment]
-        losses = own["loss"].to_numpy(dtype=float, na_value=np.nan) if "loss" in own else np.full(len(own), np.nan)
-        return own, own["step"].to_numpy()[recorded(own, "loss") & np.isfinite(losses)]
+        return judged.judged_after(self)
 
     def rollbacks(self) -> pd.DataFrame:
         """Where training was taken back (see `recovery`): unstable_step, left (its segment), reason, step (the state
@@ -205,7 +189,7 @@ class RecordedRun:
         import pandas as pd
 
         segment = self.segment_of(step, segment)[0]
-        kinds = dict(zip(telemetries.ARRAYS, ("activation", "gradient", "adam_m", "adam_v"), strict=True))
+        kinds = dict(zip(ARRAYS, ("activation", "gradient", "adam_m", "adam_v"), strict=True))
         rows = []
         for other in range(step - around, step + around + 1):
             line = self.line(other, segment)
@@ -321,20 +305,24 @@ class RecordedRun:
         return f"Run({str(self.path)!r}, steps={self.last_step})"
 
     def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{key}</th><td style='text-align:left'>{html.escape(str(value))}</td></tr>"
+            for key, value in self._facts().items()
+        )
+        return f"<table>{cells}</table>"
+
+    def _facts(self) -> dict[str, Any]:
+        """What the table of facts says."""
         facts = {
             "run": self.name,
             "steps": self.last_step,
             "segments": len(self.manifest.segments),
             "checkpoints": len(self.checkpoints),
-            "spikes": ", ".join(f"{step}" for step in self.spikes()["step"][:12]) or "none",
+            "spikes": some(self.spikes()["step"], 12) or "none",
             "parameters": f"{sum(math.prod(p.shape) for p in self.manifest.parameters):,}",
             "recorded with": f"mlx {self.manifest.segments[0].environment.get('mlx')}, "
             f"{self.manifest.segments[0].environment.get('backend')}, compile {self.manifest.options.get('compile')}",
         }
         if (parent := self.manifest.parent) is not None:
             facts["forked from"] = " ".join([f"step {parent.step} of {parent.path}", *parent.changes])
-        cells = "".join(
-            f"<tr><th style='text-align:left'>{key}</th><td style='text-align:left'>{html.escape(str(value))}</td></tr>"
-            for key, value in facts.items()
-        )
-        return f"<table>{cells}</table>"
+        return facts

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..enumeration import some
 from ..lines.seal import Chain
 from ..manifest import NAME, End, digest
 from ..manifest import read as read_manifest
@@ -190,6 +191,5 @@ def remembered_checkpoints(found: Seals, committed: Sequence[tuple[int, int]]) -
     ):
         if keys:
             names = [f"{step}" + (f" of segment {segment}" if segment else "") for step, segment in sorted(keys)]
-            some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            which = f"checkpoint {some} is" if len(names) == 1 else f"checkpoints {some} are"
+            which = f"checkpoint {names[0]} is" if len(names) == 1 else f"checkpoints {some(names)} are"
             yield Check("checkpoint", "at the end", "mismatch", f"{which} {is_}, and {NAME} {what}")

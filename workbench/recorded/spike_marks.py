@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..bits import json_float
+from ..enumeration import some
 from ..spikes import SpikeDetector, SpikeSettings
 from ..verification import Check
 from .stretches import Stretch
@@ -40,13 +41,12 @@ def marks(run: RecordedRun, wrote: Sequence[Stretch]) -> Iterator[Check]:
             if row is not None and _judge(detector, row) != _logged(row):
                 unlike.append(key[1])
     if unlike:
-        some = ", ".join(map(str, unlike[:5])) + (f" and {len(unlike) - 5} more" if len(unlike) > 5 else "")
         yield Check(
             "telemetry",
             "spike marks",
             "unverified",
-            f"ma, spike or spike_rule of step{'' if len(unlike) == 1 else 's'} {some} do not follow from the logged "
-            "losses: they were edited, or made with other settings or by another version of the rules",
+            f"ma, spike or spike_rule of step{'' if len(unlike) == 1 else 's'} {some(unlike)} do not follow from the "
+            "logged losses: they were edited, or made with other settings or by another version of the rules",
         )
     else:
         yield Check("telemetry", "spike marks", "exact", "they follow from the losses and gradient norms")

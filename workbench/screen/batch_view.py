@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from .markup import MONOSPACE, bar, cell, copy_button, count, escaped, number, paragraph, small, table
+from .markup import MONOSPACE, bar, cell, copy_button, count, escaped, four_digits, number, paragraph, small, table
 
 SHOWN_ROWS = 32
 SHOWN_TOKENS = 6000  # an element each: more make the page slow
@@ -79,7 +79,7 @@ def batch(
     for row in rows.head(len(texts)).itertuples():
         cells = [cell(row.row)]
         if losses:
-            cells += [bar(row.share, widest, bold=row.share > 2 / len(rows)), cell(number(row.loss))]
+            cells += [bar(row.share, widest, bold=row.share > 2 / len(rows)), cell(four_digits(row.loss))]
         if places:
             source = "" if pd.isna(row.source) else row.source
             offset = "" if pd.isna(row.offset) else f"{row.offset:,}"
@@ -147,7 +147,8 @@ def _between_words(texts: list[str], place: int) -> bool:
 
 
 def _text_cell(text: list[Character], highest: float) -> str:
-    style = f"text-align:left;white-space:pre-wrap;overflow-wrap:anywhere;max-width:none;{MONOSPACE}"
+    # Where the page is narrow the table scrolls: a text of one word a line can't be read.
+    style = f"text-align:left;white-space:pre-wrap;overflow-wrap:anywhere;max-width:none;min-width:24em;{MONOSPACE}"
     return f'<td style="{style}"><bdi>{"".join(_character(one, highest) for one in text)}</bdi></td>'
 
 

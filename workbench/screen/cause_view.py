@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from .markup import LINES, cell, cell_html, copied, escaped, number, small, table
+from .markup import LINES, cell, cell_html, copied, escaped, four_digits, number, small, table
 
 if TYPE_CHECKING:
     from ..verdict import Remedy, Verdict
@@ -32,9 +32,6 @@ def verdict_card(verdict: Verdict, *, button: bool = False) -> str:
     unlike = " (informational: this machine differs from the run's)" if verdict.environment_differences else ""
     name = f'<span style="{chip}">{escaped(verdict.verdict)}</span> <b>{escaped(verdict.reason)}</b>{escaped(unlike)}'
     head = f'<div style="font-size:1.1em;margin-bottom:4px">{name}</div>'
-    began = ""
-    if verdict.began != verdict.step:
-        began = f"Step {verdict.step:,} stands in a spike that began at step {verdict.began:,}: this is of that one."
     refuted: dict[str, list[str]] = {}
     for one in verdict.refuted:
         refuted.setdefault(one.sentence, []).append(one.cause)
@@ -42,14 +39,15 @@ def verdict_card(verdict: Verdict, *, button: bool = False) -> str:
     unchecked = [f"<b>{escaped(one.what)}</b>: {escaped(one.why)}" for one in verdict.unchecked]
     parts = [
         head,
-        small(began),
+        small(verdict.which()),
         _culprit(verdict.culprit),
         _listed("Evidence", [_evidence(one.sentence, one.supports, verdict.verdict) for one in verdict.evidence]),
         _listed("It would have been refuted by", [escaped(verdict.would_refute)] if verdict.would_refute else []),
         _remedies(verdict, button),
+        f"<div><b>{escaped(said)}</b></div>" if (said := verdict.no_way_out()) else "",
         _listed("Ruled out", ruled_out),
         _listed("Not checked", unchecked),
-        _listed("To be known", [escaped(one) for one in verdict.notices]),
+        _listed("To be known", [escaped(one) for one in verdict.besides()]),
         _outliers(verdict),
         small(verdict.footer()),
     ]
@@ -127,9 +125,9 @@ def _remedy_row(name: str, remedy: Remedy, suffix: str, helps: str) -> str:
     note = f"<br><small>{escaped(remedy.note)}</small>" if remedy.note and not suffix else ""
     cells = [
         cell_html(f"{escaped(name)}{note}", left=True, wrap=True),
-        cell("left out" if loss is None else _four_digits(loss)),
-        cell("" if mean is None else _four_digits(mean)),
-        cell("" if highest is None else _four_digits(highest)),
+        cell("left out" if loss is None else four_digits(loss)),
+        cell("" if mean is None else four_digits(mean)),
+        cell("" if highest is None else four_digits(highest)),
         cell(helps),
     ]
     return f"<tr>{''.join(cells)}</tr>"
@@ -164,11 +162,13 @@ def experiments(frame: pd.DataFrame, step: int) -> str:
         cells = [
             cell_html(escaped(row.change) if place else "<b>untouched</b>", left=True),
             cell("left out") if skipped else _beside(row, "loss", beside),
-            cell("" if skipped else _four_digits(row.grad_norm)),
-            cell("" if skipped else _four_digits(row.update_norm)),
-            cell_html(f"{escaped(row.worst)} <small>{number(row.worst_ratio, 2)}</small>" if row.worst else ""),
+            cell("" if skipped else four_digits(row.grad_norm)),
+            cell("" if skipped else four_digits(row.update_norm)),
             _beside(row, "next_mean", beside),
             _beside(row, "next_max", beside),
+            cell_html(
+                f"<small>{number(row.worst_ratio, 2)}</small> {escaped(row.worst)}" if row.worst else "", left=True
+            ),
         ]
         lines.append(f"<tr>{''.join(cells)}</tr>")
     head = [
@@ -176,8 +176,8 @@ def experiments(frame: pd.DataFrame, step: int) -> str:
         "loss",
         "gradient|norm",
         "update|norm",
-        "moved most|for its size",
         *_after(int(first["steps"]) - 1),
+        "moved most|for its size",  # last: a name may reach out of a narrow page
     ]
     return (
         f'<div style="{LINES}">{escaped(LABEL.format(step=step))} {escaped(frame.attrs.get("sentence", ""))}</div>'
@@ -199,16 +199,10 @@ def _notes(frame: pd.DataFrame) -> dict[str, list[str]]:
 def _beside(row: Any, name: str, untouched: pd.Series | None) -> str:
     """A cell with a number and how far it is from the untouched one, to as many decimals."""
     value = getattr(row, name)
-    text = _four_digits(value)
+    text = four_digits(value)
     if untouched is not None and math.isfinite(value) and math.isfinite(untouched[name]):
         text += f' <small style="opacity:.85">{_difference(value - untouched[name], text)}</small>'
     return cell_html(text)
-
-
-def _four_digits(value: float) -> str:
-    """As `number`, but with the zeros at its end, so that a column is read down easily."""
-    usual = math.isfinite(value) and 1e-3 <= abs(value) < 1e3
-    return f"{value:#.4g}" if usual else number(value)
 
 
 def _difference(difference: float, beside: str) -> str:

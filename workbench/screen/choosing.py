@@ -29,10 +29,19 @@ class Chooser:
         boundary.on_press(controls.refresh, self._on_refresh)
 
     def start(self, folder: Path, run: str | None) -> None:
-        """Lists the runs of a folder, and opens the named one."""
+        """Lists the runs of a folder, and opens the named one.
+
+        Raises:
+            RunError: the folder can't be read, or has no such run.
+        """
         with self._boundary.by_itself():
             self._controls.folder.value = str(folder)
-        self._list(run)
+        try:
+            self._list(run)
+        except RunError as error:
+            if run is None or folder.is_dir():
+                raise
+            raise RunError(f"{error} A run elsewhere is given by its path: Panel(run='path/to/{run}').") from error
 
     def _on_folder(self) -> None:
         """The path of a run itself, or of a log, chooses that."""

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..run import Run
 
 
 class Code:
@@ -15,7 +19,7 @@ class Code:
     Args:
         run: its folder.
         step, segment: what is looked at; segment None where the run has only one.
-        factory: "module:function", where the run needs it.
+        factory: "module:function" or a script, where the run needs it.
         replayed: a trace of the step is among the run's own files.
         examined: so is a verdict.
     """
@@ -54,3 +58,12 @@ class Code:
 
     def _trace(self) -> str:
         return f"run.trace({self._place})" if self._replayed else f"run.replay({self._place}{self._how})"
+
+
+def naming(run: Run) -> str:
+    """The line that opens a panel on a run of the user's own loop, with the factory or the script named that its
+    manifest has: code to read before it is run. Of a loop in a notebook, with the experiment."""
+    rebuild = run.manifest.rebuild
+    named = rebuild.get("factory") or rebuild.get("script")
+    how = "experiment=experiment" if named is None else f"factory={str(named)!r}"
+    return f"wb.Panel(run={str(run.path.resolve())!r}, {how})"

@@ -13,6 +13,7 @@ from .views import VIEWS as VIEWS
 
 UNCHOSEN = ""  # value of an option that asks for a choice: with None a drop-down would be blank
 TRIED = 6  # experiments that have a button
+LINE, BADGES = "19px", "95px"  # heights of what appears once a step is replayed
 
 
 class Controls(W.VBox):
@@ -29,8 +30,10 @@ class Controls(W.VBox):
         error: the red box.
         badges: how far the replay can be believed.
         view: which of the views is seen: the parts of Timeline; `layers`; `batch`; the parts of Cause, or Environment.
-        timeline, zoom, zoom_near, zoom_all: the parts of Timeline; `zoom` holds the steps that are shown, as "90-110".
-        verdict, onset, measure_button, experiments, try_buttons, try_all, change, try_button: the parts of Cause.
+        timeline, zooming: the parts of Timeline; in the latter, which is seen with a run, zoom, zoom_near, zoom_all;
+            `zoom` holds the steps that are shown, as "90-110".
+        verdict, onset, measure_button, experiments, trying: the parts of Cause; in the last, which is seen where a step
+            can be performed, try_buttons, try_all, change, try_button.
         environment, doctor_button, machine_button, examination: the parts of Environment.
         code: a line of Python that gives what the view shows.
         parts: the HTML widgets of each view.
@@ -51,17 +54,20 @@ class Controls(W.VBox):
         self.cause_button = _button("Find the cause", "12em", icon="search", button_style="primary")
         self.cancel_button = _button("Cancel", "7em", icon="stop", disabled=True)
         self.progress = W.IntProgress(
-            description="Progress", style=label, layout=W.Layout(width="auto", min_width="8em", flex="1 1 8em")
+            description="Progress",
+            style=label,
+            layout=W.Layout(width="auto", min_width="8em", flex="1 1 8em", visibility="hidden"),  # until work begins
         )
         self.anyway = W.Checkbox(
             description="Replay here anyway (informational)", indent=False, layout=W.Layout(width="auto")
         )
         self.facts, self.step_facts, self.estimate, self.status, self.error, self.badges = (W.HTML() for _ in range(6))
         self.output, self.code = W.HTML(), W.HTML()
+        self.status.layout.min_height = LINE  # that nothing moves when work begins
         self.view = W.ToggleButtons(
             description="View",
             options=VIEWS,
-            style={"description_width": "2.6em", "button_width": "8.4em"},
+            style={"description_width": "3em", "button_width": "8.4em"},
             layout=W.Layout(display="flex"),
         )
         self.timeline, self.layers, self.batch = (W.HTML() for _ in range(3))
@@ -113,7 +119,8 @@ class Controls(W.VBox):
             button.add_class("wb-try-one")
 
     def _timeline(self) -> W.VBox:
-        return W.VBox([self.timeline, W.HBox([self.zoom, self.zoom_near, self.zoom_all])])
+        self.zooming = W.HBox([self.zoom, self.zoom_near, self.zoom_all])
+        return W.VBox([self.timeline, self.zooming])
 
     def _environment(self) -> W.VBox:
         return W.VBox([self.environment, self.examination, W.HBox([self.doctor_button, self.machine_button])])
@@ -122,7 +129,8 @@ class Controls(W.VBox):
         wrapping = W.Layout(flex_flow="row wrap", align_items="center")
         trying = W.HBox([*self.try_buttons, self.try_all], layout=wrapping)
         other = W.HBox([self.change, self.try_button], layout=W.Layout(max_width="46em"))
-        return W.VBox([self.verdict, self.onset, self.measure_button, self.experiments, trying, other])
+        self.trying = W.VBox([trying, other])
+        return W.VBox([self.verdict, self.onset, self.measure_button, self.experiments, self.trying])
 
     def _arranged(self) -> list[W.Widget]:
         choose = W.HBox([self.step, self.slider])
@@ -168,6 +176,11 @@ def set_range(control: W.BoundedIntText | W.IntSlider, low: int, high: int) -> N
     else:
         control.min, control.max = low, high
     control.disabled = low == high
+
+
+def keep_room(widget: W.Widget, height: str | None) -> None:
+    """The place of what will stand there; None: none is kept."""
+    widget.layout.min_height = height
 
 
 def show(widget: W.Widget, visible: bool) -> None:

@@ -124,9 +124,30 @@ class RunCurves:
         return found
 
     def last(self, quantity: str) -> float:
-        """The last finite value; NaN where there is none."""
-        curves = [curve for curve in self.curves(quantity) if len(curve.values)]
-        return float(curves[-1].values[-1]) if curves else float("nan")
+        """The last value that was logged, also one that is not finite; NaN where there is none."""
+        curves = self.curves(quantity)
+        if not curves:
+            return float("nan")
+        steps, broken = curves[-1].steps, curves[-1].broken
+        if len(broken) and (not len(steps) or broken[-1] > steps[-1]):
+            return self.at(int(broken[-1]))[quantity]
+        return float(curves[-1].values[-1])
+
+    def is_broken(self, quantity: str, step: int | None) -> bool:
+        """Whether a quantity was logged and not finite at a step; None: at its last."""
+        if step is None:
+            return self.broken_since(quantity) is not None
+        return any(step in curve.broken for curve in self.curves(quantity))
+
+    def broken_since(self, quantity: str) -> int | None:
+        """The step from which on a quantity was logged and not finite, up to its last; None: its last value is
+        finite, or there is none."""
+        curves = self.curves(quantity)
+        if not curves or not len(curves[-1].broken):
+            return None
+        steps, broken = curves[-1].steps, curves[-1].broken
+        after = broken if not len(steps) else broken[broken > steps[-1]]
+        return int(after[0]) if len(after) else None
 
     def _column(self, name: str) -> Any:
         return self._telemetry.column(name)

@@ -24,7 +24,7 @@ class DashboardControls(W.VBox):
 
     def __init__(self, names: Sequence[str], quantities: Sequence[str], scale: str, smooth: int, spikes: str) -> None:
         label = {"description_width": "5em"}
-        wide = W.Layout(width="auto", min_width="0", flex="1 1 0", max_width="24em")
+        wide = W.Layout(width="auto", min_width="16em", flex="1 1 0", max_width="24em")
         self.chosen = W.SelectMultiple(
             description="Runs", options=list(names), value=list(names), rows=list_rows(names), style=label,
             layout=wide,
@@ -68,7 +68,7 @@ class DashboardControls(W.VBox):
         wrapping = W.Layout(flex_flow="row wrap", align_items="center")
         second = W.VBox([W.HBox([self.scale, self.smooth], layout=wrapping), self.marked])
         return [
-            W.HBox([self.chosen, second], layout=W.Layout(align_items="flex-start")),
+            W.HBox([self.chosen, second], layout=W.Layout(flex_flow="row wrap", align_items="flex-start")),
             W.HBox([*self.shown.values()], layout=W.Layout(flex_flow="row wrap", grid_gap="0 1.5em")),
             self.error,
             self.picture,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..work import child, messages
@@ -17,6 +18,7 @@ from .controls import ENVIRONMENT, TIMELINE, Controls
 from .here import Here
 from .performing import Performer, Progress
 from .results import Made, Results
+from .stored import read_stored
 from .tasks import Task
 from .viewing import Viewer
 
@@ -49,14 +51,23 @@ class Doer:
     ) -> None:
         self._desk, self._factory, self._experiment = desk, factory, experiment
 
-    def perform(self, task: Task, run: Run, step: int, segment: int, options: dict[str, Any]) -> Any:
-        """Does it, keeps the result, and shows it to a person who is still at that step."""
+    def perform(
+        self, task: Task, run: Run, step: int, segment: int, options: dict[str, Any], further: bool = False
+    ) -> Any:
+        """Does it, keeps the result, and shows it to a person who is still at that step.
+
+        Args:
+            further: it follows on something else that was asked for, and the progress says what for.
+        """
         desk, title = self._desk, f"Step {step:,}"
         key = run.manifest.run, step, segment, child.surroundings()
         work, local = self._work(task, run, step, segment, options)
-        result, seconds = desk.performer.perform(title, work, local=local)
+        result, seconds = desk.performer.perform(title, work, local=local, why=task.why if further else "")
         with desk.boundary.lock:
+            known = any(made.file for made in desk.results.of(key).made.values())
             self._learn_from(run, result)
+            if known:  # what the run's files hold of this environment stays beside the result
+                desk.results.look_up(key, partial(read_stored, run, step, segment, desk.here.environment(run)))
             found = desk.results.change(key)
             task.keep(found, result)
             found.made |= dict.fromkeys(task.kept, Made(time.time(), seconds, fresh=True))
@@ -94,7 +105,7 @@ class Doer:
         with desk.boundary.lock:
             self._learn(run, found)
             desk.viewer.show(None if desk.viewer.look is None else desk.viewer.look.segment)
-        desk.performer.say("")
+        desk.performer.forget()
 
     def examine(self, run: Run | None) -> Report:
         """Has the doctor examine a step of the run, or without one the machine."""

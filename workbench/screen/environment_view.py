@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ..surroundings import compared
-from .markup import alike, cell, count, heading, paragraph, small, table
+from .markup import DIFFERS, alike, cell, count, heading, paragraph, small, table
 
 if TYPE_CHECKING:
     from ..examination.diagnosis import Report
@@ -35,7 +35,8 @@ def environment(recorded: Mapping[str, Any], here: Mapping[str, Any] | None, seg
     if unlike:
         named = ", ".join(frame.loc[~frame["same"], "item"])
         said = f"{count(unlike, 'difference')}: {named}. A replay here is refused unless you ask for it anyway."
-    return title + paragraph(said) + table(["item", "recorded", "here", "alike"], _rows(frame), 34)
+    style = f"<style>{DIFFERS}</style>"
+    return style + title + paragraph(said) + table(["item", "recorded", "here", "alike"], _rows(frame), 34)
 
 
 def recorded_only(recorded: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from ..errors import WorkbenchError
 from ..figures import BLUE, INK, VERMILION, add_title, blank, plain, require
 from ..plots import KIND_NAMES, short_names
+from ..probes.onsets import onsets
 
 # Blue to vermilion by way of white: Okabe and Ito's pair that all common kinds of colour vision keep apart.
 # In steps that `figures.png`, which keeps four bits a channel, leaves as they are: of a smooth ramp it would make cells
@@ -43,9 +44,9 @@ def onset_map(
 ) -> Figure:
     """How far each layer's norm stood from its healthy neighbours at each step before a spike, and where it began.
 
-    Colour is the robust z: vermilion above, blue below, full at 12. A cell beyond the threshold has a dot, and the
-    first such cell of a row a ring around it: the onset. An x is a norm that is not finite; grey was not scored, for
-    lack of enough healthy steps before it.
+    Colour is the robust z: vermilion above, blue below, full at 12. A cell beyond the threshold has a dot, and the one
+    from which on its row was off a ring around it: the onset, see `onsets.onsets`. An x is a norm that is not finite;
+    grey was not scored, for lack of enough healthy steps before it.
 
     Args:
         scores: rows `step`, `layer`, `kind`, `statistic`, `z` (NaN: not scored; inf: not finite), as `Context.frame`.
@@ -82,9 +83,11 @@ def onset_map(
     width = figure.get_figwidth()
     edges = {"left": left / width, "right": 0.98, "bottom": bottom / height, "top": 1 - top / height}
     figure.subplots_adjust(wspace=0.06, **edges)
+    began = onsets(rows, step, threshold)
     for axes, kind in zip(panels, shown, strict=True):
         own = rows[rows["kind"] == kind].pivot(index="layer", columns="step", values="z")
-        image = _panel(axes, own.reindex(index=paths, columns=steps).to_numpy(float), threshold, 72 * body / len(paths))
+        z = own.reindex(index=paths, columns=steps).to_numpy(float)
+        image = _panel(axes, z, _rings(began[began["kind"] == kind], paths, steps), threshold, 72 * body / len(paths))
         axes.set_title(called.get(kind, kind).replace("activation ", "activation\n"), fontsize=9, color=INK, pad=4)
         _label_steps(axes, [number - step for number in steps], len(shown))
     panels[0].set_yticks(range(0, len(paths), every), labels[::every], fontsize=9)
@@ -101,8 +104,14 @@ def onset_map(
     return figure
 
 
-def _panel(axes: Axes, z: np.ndarray, threshold: float, points: float) -> Any:
-    """z: (layers, steps); `points`: height of a cell, in which a mark must fit."""
+def _rings(began: pd.DataFrame, paths: Sequence[str], steps: Sequence[int]) -> np.ndarray:
+    """(layers, steps): where a row was off from."""
+    where = set(zip(began["layer"], began["step"], strict=True))
+    return np.array([[(path, step) in where for step in steps] for path in paths])
+
+
+def _panel(axes: Axes, z: np.ndarray, first: np.ndarray, threshold: float, points: float) -> Any:
+    """z and first: (layers, steps); `points`: height of a cell, in which a mark must fit."""
     axes.set_facecolor(UNSCORED)
     shown = np.ma.masked_invalid(np.where(np.isinf(z), np.sign(z) * LIMIT, z))
     image = axes.imshow(shown, cmap=COLOURS, vmin=-LIMIT, vmax=LIMIT, aspect="auto", interpolation="nearest")
@@ -114,7 +123,6 @@ def _panel(axes: Axes, z: np.ndarray, threshold: float, points: float) -> Any:
         spine.set_visible(False)
     far = np.abs(z) > threshold
     dots, broken = far & np.isfinite(z), np.isinf(z)
-    first = far & (np.cumsum(far, axis=1) == 1)
     marks: tuple[tuple[np.ndarray, dict[str, Any]], ...] = (
         (dots, {"marker": ".", "ms": min(4, 0.45 * points), "color": INK}),
         (broken, {"marker": "x", "ms": min(5, 0.5 * points), "mew": 1.2, "color": INK}),
@@ -142,6 +150,6 @@ def _legend(figure: Figure, image: Any, height: float, left: float, threshold: f
     )
     colours.outline.set_visible(False)
     bar.tick_params(colors=INK, labelsize=8, length=2, pad=1)
-    marks = f"•  beyond {threshold:g}     ○  first in its row     ×  not finite     grey: not scored"
+    marks = f"•  beyond {threshold:g}     ○  left here     ×  not finite     grey: not scored"
     for line, text in ((0.44, "robust z of the logarithm of the L2 norm"), (0.22, marks)):
         figure.text(left + 0.29, line / height, plain(text), va="center", color=INK, fontsize=8.5)

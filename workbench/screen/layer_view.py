@@ -11,31 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..bits import bits_float
 from ..plots import KIND_NAMES
-from ..telemetry import ARRAYS
+from ..probes.logged_norms import LOGGED, of_line
 from .markup import CELL, cell, cell_html, escaped, number, small, table
 from .nearby import beside_neighbours
 
 if TYPE_CHECKING:
+    from ..lines.line import Line
     from ..run import Run
-    from ..telemetry import Line
     from ..trace import Trace
 
-LOGGED = dict(zip(("activation", "gradient", "adam_m", "adam_v"), ARRAYS, strict=True))  # kind: telemetry's name
 AROUND = 3  # neighbouring steps on each side
+LONG = 36  # letters of a layer's name from which it is broken
 NOTABLE = 2.0  # a norm that is so many times its neighbours' median, or as small a part of it, stands out in bold
 
 
 def telemetry_layers(run: Run, line: Line | None) -> pd.DataFrame:
     """The layer rows of a step that was not replayed: `l2` is missing, or not finite as the telemetry's number."""
-    evidence = {} if line is None else line.evidence()
-    rows = []
-    for kind, name in LOGGED.items():
-        for layer, bits in zip(run.manifest.layers, evidence.get(name, ()), strict=False):
-            if bits is not None:  # None: the quantity is undefined
-                value = float(bits_float(bits))
-                rows.append((layer, kind, pd.NA if math.isfinite(value) else value, value))
+    rows = [
+        (layer, kind, pd.NA if math.isfinite(value) else value, value)
+        for layer, kind, value in of_line(run.manifest.layers, line)
+    ]
     return pd.DataFrame(rows, columns=["layer", "kind", "l2", "recorded"])
 
 
@@ -57,7 +53,7 @@ def layer_table(
     broken = pd.Series(dtype="int64") if trace is None else layers.groupby("layer")["nonfinite"].sum()
     lines = []
     for name in dict.fromkeys(layers["layer"]):
-        cells = [f'<th style="text-align:left;white-space:nowrap;{CELL}">{escaped(name or "(model)")}</th>']
+        cells = [_name(name)]
         cells += [
             cell_html(_norm(*values.get((name, kind), (None, 0)), marks.get((name, kind), ""))) for kind in LOGGED
         ]
@@ -72,6 +68,14 @@ def layer_table(
     head += ["weight", "update|ratio"] if trace is not None else []
     head += ["non-finite"] if broken.any() else []
     return table(head, "".join(lines), height=34) + _legend(sorted(set(nearby["step"]) - {step}), trace)
+
+
+def _name(layer: str) -> str:
+    """The head of a row. A long name goes on in a second line: else it would push the numbers out of sight."""
+    shown, wrapped = escaped(layer or "(model)"), "white-space:nowrap"
+    if len(layer) > LONG:
+        shown, wrapped = shown.replace(".", ".<wbr>"), f"overflow-wrap:anywhere;min-width:{LONG // 2}em"
+    return f'<th style="text-align:left;{wrapped};{CELL}">{shown}</th>'
 
 
 def update_ratios(trace: Trace) -> dict[str, float]:

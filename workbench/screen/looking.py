@@ -54,8 +54,11 @@ class Look:
         return views.step_facts(self.opened.row(self.step, self.segment), explanations, more)
 
     def estimate(self) -> str:
+        if self.run.unverifiable() is not None:
+            return paragraph("No replay: there is only the log, as said above.")
+        only = "" if self.opened.unexplained is None else f"{self.opened.unexplained}."
         try:
-            return paragraph(f"A replay: {self.run.plan(self.step, self.segment).sentence()}.")
+            return paragraph(f"A replay: {self.run.plan(self.step, self.segment).sentence()}.", only)
         except ReplayError as error:
             return paragraph(f"No replay: {error}.")
 
@@ -83,7 +86,7 @@ class Look:
         layers, context = self.run.manifest.layers, self.found.context
         if context is not None:
             return departure.sentence(context.frame, layers, self.step, "replay", self.names)
-        flagged = self.opened.flagged(self.step - BEFORE, self.step - 1)
+        flagged = departure.flagged_before(self.opened, self.step)
         scores = departure.logged_scores(self.run, self.step, self.segment, flagged)
         return departure.sentence(scores, layers, self.step, "telemetry", self.names)
 
@@ -103,7 +106,7 @@ class Look:
         return title + batch_view.batch(rows, tokens, vocabulary)
 
     def verdict(self) -> str:
-        if (only := self.run.unverifiable()) is not None:
+        if (only := self.opened.unexplained) is not None:
             return paragraph(f"{only}.")
         if self.found.verdict is None:
             return paragraph(
@@ -116,7 +119,7 @@ class Look:
     def onset(self) -> str:
         context = self.found.context
         title = heading("Where it began")
-        if self.run.unverifiable() is not None:
+        if self.opened.unexplained is not None:
             return ""
         if context is None:
             steps = f"steps {max(1, self.step - BEFORE):,} to {self.step:,}"
@@ -130,7 +133,7 @@ class Look:
 
     def experiments(self) -> str:
         title, made = heading("Experiments"), self.found.experiments
-        if self.run.unverifiable() is not None:
+        if self.opened.unexplained is not None:
             return ""
         if made is None:
             text = "Press a change to see what the step, and the steps after it, would have done with it."

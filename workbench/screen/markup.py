@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import traceback
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
+from .. import number_text
 from ..errors import WorkbenchError
 from ..work.work_error import WorkError
 
@@ -28,15 +30,14 @@ def escaped(text: Any) -> str:
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """A float for people: so many digits, NaN and inf by name, nothing where there is nothing."""
-    if value is None or value is pd.NA:
-        return ""
-    if not math.isfinite(value):
-        return str(value).replace("nan", "NaN")
-    if value == 0 or 1e-3 <= abs(value) < 1e6:
-        return f"{value:.{digits}g}"
-    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    """As `number_text.number`; nothing where there is nothing."""
+    return "" if value is None or value is pd.NA else number_text.number(value, digits)
+
+
+def four_digits(value: float) -> str:
+    """As `number`, but with the zeros at its end, so that a column is read down easily."""
+    usual = math.isfinite(value) and 1e-3 <= abs(value) < 1e3
+    return f"{value:#.4g}" if usual else number(value)
 
 
 def count(amount: int, what: str) -> str:
@@ -55,13 +56,27 @@ def small(text: str) -> str:
     return f'<div style="{LINES}"><small style="opacity:.85">{escaped(text)}</small></div>' if text else ""
 
 
+# "--checkpoint STEP (checkpoint=STEP)", "factory='m' (--factory m)": the same for a terminal and for Python.
+_OPTION = re.compile(r"`?--[a-z][a-z-]*(?: [^\s()`]+)?`? \(([a-z_]+=[^()]*)\)")
+_OPTION_AFTER = re.compile(r"(?<=\S) \(--[a-z][a-z-]*(?: [^\s()]+)?\)")
+
+
+def for_python(text: str) -> str:
+    """A sentence that names options of the command line beside arguments, with the arguments alone."""
+    return _OPTION_AFTER.sub("", _OPTION.sub(r"\1", text))
+
+
 def heading(text: str) -> str:
     return f'<div style="font-weight:600;margin:10px 0 2px" role="heading" aria-level="4">{escaped(text)}</div>'
 
 
-def alert(error: BaseException, hint: str = "") -> str:
-    """The red box. An error that a person can act on is its sentence; of any other the details are folded away."""
-    text, details = escaped(error), ""
+def alert(error: BaseException, hint: str = "", said: str = "") -> str:
+    """The red box. An error that a person can act on is its sentence; of any other the details are folded away.
+
+    Args:
+        said: in place of its own words.
+    """
+    text, details = escaped(said or error), ""
     if not isinstance(error, WorkbenchError):
         name, trace = type(error).__name__, "".join(traceback.format_exception(error))
         if isinstance(error, WorkError):  # it was raised in another process
@@ -77,10 +92,12 @@ def alert(error: BaseException, hint: str = "") -> str:
 
 # Titles of columns that hold no numbers.
 LEFT = (
-    *("layer", "item", "verdict", "detail", "share of the loss", "source", "text", "change", "notes"),
-    *("recorded", "here", "alike"),
+    *("run", "layer", "item", "verdict", "detail", "share of the loss", "source", "text", "change", "notes"),
+    *("recorded", "here", "alike", "moved most|for its size"),
 )
 CELL = "padding:3px 6px"
+# Vermilion that is dark enough for a light page, and light enough for a dark one.
+DIFFERS = ".wb-differs{color:#B34700}[data-jp-theme-light=false] .wb-differs{color:#FF8A3D}"
 
 
 def cell(value: Any, left: bool = False, wrap: bool = False) -> str:
@@ -119,7 +136,7 @@ def bar(share: Any, widest: float, bold: bool = False) -> str:
 
 def alike(same: bool) -> str:
     """A cell that says whether two things are the same."""
-    return cell_html("✓ same" if same else '<b style="color:var(--wb-bad,#D55E00)">≠ differs</b>', left=True)
+    return cell_html("✓ same" if same else '<b class="wb-differs">≠ differs</b>', left=True)
 
 
 # ---- to take away

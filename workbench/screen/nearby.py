@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from ..spikes import recorded
+from ..detection.spike_table import recorded
 
 
 def beside_neighbours(layers: pd.DataFrame, logged: pd.DataFrame, step: int) -> pd.DataFrame:

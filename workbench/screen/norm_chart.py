@@ -21,6 +21,7 @@ from .markup import escaped, number
 KINDS = ("activation", "gradient", "adam_m", "adam_v")
 WIDTH, PANEL, GAP, LEFT, RIGHT, TOP = 900, 118, 14, 92, 12, 8
 LETTER = 4.3  # pixels that a letter of a slanted name takes downwards
+CROSS, WEDGE = "l8 8m0 -8l-8 8", "l4 7l4 -7"  # for what has no place on the axis: not finite, and zero
 # Okabe and Ito's blue and orange, lighter where the page is dark; JupyterLab says which on its body.
 STYLE = (
     ".wb-norms{--wb-dot:#0072B2;--wb-ring:#B87A00;--wb-bad:#D55E00;font:11px sans-serif;font-family:inherit}"
@@ -63,7 +64,7 @@ def norm_chart(
     parts += [_name(labels[place], LEFT + (place + 0.5) * each, base) for place in shown]
     size = f'viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" style="max-width:100%;height:auto;display:block"'
     picture = f'<svg class="wb-norms" role="img" aria-label="{escaped(alt)}" {size}>{"".join(parts)}</svg>'
-    return f"<style>{STYLE}</style>{_legend(layers, near)}{picture}"
+    return f"<style>{STYLE}</style>{_legend(layers, near, picture)}{picture}"
 
 
 def _panel(rows: pd.DataFrame, near: pd.DataFrame, names: Sequence[str], called: str, top: float, each: float) -> str:
@@ -110,12 +111,16 @@ def _marks(scale: _Scale, x: float, each: float, replayed: float, logged: float)
             yield f'<circle class="{kind}" r="{radius:.1f}" cx="{x:.1f}" cy="{scale.at(value):.1f}"/>'
 
 
-def _edge_marks(x: float, top: float, ours: float, theirs: float, replayed: bool) -> Iterable[str]:
-    """A cross at the top for what is not finite, a wedge at the bottom for what is zero."""
-    if np.isinf(theirs) or np.isinf(ours) or (replayed and np.isnan(ours) and not np.isnan(theirs)):
-        yield f'<path class="bad" d="M{x - 4:.1f} {top + 3}l8 8m0 -8l-8 8"/>'
+def _edge_marks(x: float, top: float, ours: float, theirs: float, known: bool) -> Iterable[str]:
+    """A cross at the top for what is not finite, a wedge at the bottom for what is zero.
+
+    Args:
+        known: whether `ours` is a number at all, NaN counted; else it is one that nobody has.
+    """
+    if np.isinf(theirs) or (known and not np.isfinite(ours)):
+        yield f'<path class="bad" d="M{x - 4:.1f} {top + 3}{CROSS}"/>'
     if 0 in (ours, theirs):
-        yield f'<path class="bad" d="M{x - 4:.1f} {top + PANEL - 9}l4 7l4 -7"/>'
+        yield f'<path class="bad" d="M{x - 4:.1f} {top + PANEL - 9}{WEDGE}"/>'
 
 
 class _Scale:
@@ -157,7 +162,7 @@ def _name(label: str, x: float, y: float) -> str:
     return f'<text x="{x:.1f}" y="{y:.0f}" {turned}>{escaped(label)}</text>'
 
 
-def _legend(layers: pd.DataFrame, near: pd.DataFrame) -> str:
+def _legend(layers: pd.DataFrame, near: pd.DataFrame, picture: str) -> str:
     marks = []
     if layers["l2"].notna().any():
         marks.append('<svg width="14" height="12"><circle class="dot" cx="7" cy="6" r="2.6"/></svg> replay')
@@ -167,5 +172,8 @@ def _legend(layers: pd.DataFrame, near: pd.DataFrame) -> str:
         span = f"steps {near['step'].min():,} to {near['step'].max():,}"
         band = '<rect class="band" width="16" height="12"/><path class="mid" d="M0 6h16"/>'
         marks.append(f'<svg width="16" height="12">{band}</svg> range and median of {span} around it')
+    for shape, start, meaning in ((CROSS, "M3 2", "not finite"), (WEDGE, "M3 3", "zero")):
+        if f'{shape}"' in picture:
+            marks.append(f'<svg width="14" height="12"><path class="bad" d="{start}{shape}"/></svg> {meaning}')
     inner = "".join(f'<span style="margin-right:16px;white-space:nowrap">{mark}</span>' for mark in marks)
     return f'<div class="wb-norms" style="padding-left:{LEFT}px;line-height:1.6">{inner}</div>'

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from .. import traces
 from ..figures import picture
 from ..kind_names import moment_names
+from ..probes.logged_norms import YARDSTICK, logged_norms
 from ..probes.neighbours import BEFORE, Context
+from ..spikes import SMALLEST_WINDOW
 from ..surroundings import differences
 from . import departure
 from .heatmap import onset_map
@@ -29,9 +31,9 @@ def onset(opened: Opened, step: int, segment: int, trace: Trace | None) -> str:
         trace: the replay of the step, if there is one.
     """
     run, names = opened.run, moment_names(opened.run.manifest.optimizer)
-    flagged = opened.flagged(step - BEFORE, step - 1)
+    flagged = departure.flagged_before(opened, step)
     context = None if trace is None else stored_context(opened, trace, segment, flagged)
-    if context is not None and context.frame["z"].notna().any():
+    if context is not None and len(context.traces) > SMALLEST_WINDOW and context.frame["z"].notna().any():
         scores, source = context.frame, "replay"
         notes = ["Each of these steps was replayed; the traces are in the run's folder.", *_unlike(context)]
     else:
@@ -46,8 +48,8 @@ def onset(opened: Opened, step: int, segment: int, trace: Trace | None) -> str:
     first = int(scores["step"].min())
     alt = f"How far each layer's norms stood from their healthy steps, from step {first} to {step}, by {source}"
     drawn = onset_map(scores, step=step, layers=run.manifest.layers, names=names)
-    if flagged:
-        notes.append(f"Spikes among these steps, which are no yardstick: {', '.join(map(str, sorted(flagged)))}.")
+    if spikes := sorted(other for other in flagged if other >= first):
+        notes.append(f"Spikes among these steps, which are no yardstick: {', '.join(map(str, spikes))}.")
     return paragraph(said) + picture(drawn, alt) + small(" ".join(notes))
 
 
@@ -64,7 +66,9 @@ def stored_context(opened: Opened, trace: Trace, segment: int, flagged: list[int
         if differences(before.record.environment, trace.record.environment):
             break
         found.insert(0, before)
-    return Context(trace.step, found, flagged) if len(found) > 1 else None
+    first = found[0].step
+    logged = logged_norms(opened.run, first - YARDSTICK, first - 1, segment)
+    return Context(trace.step, found, flagged, logged=logged) if len(found) > 1 else None
 
 
 def _unlike(context: Context) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,16 @@ class Opened:
     @property
     def facts(self) -> str:
         return views.run_facts(self.run, self.steps, self.spikes)
+
+    @property
+    def unexplained(self) -> str | None:
+        """Why no cause of a spike can be looked for; None: it can be."""
+        if (ranks := self.run.manifest.ranks) is UNSET:
+            return self.run.unverifiable()
+        return (
+            f"Recorded by {ranks.size} ranks together: causes are not looked for, since experiments are made of steps "
+            "of one process. Replay proves a step on all ranks, and says whose batch carried it"
+        )
 
     def timeline(self, shown: tuple[int, int] | None = None) -> Timeline:
         """Of all steps, or of a range of them; the last few are kept."""
@@ -147,4 +158,4 @@ class Opened:
         ]
         if len(lines) > LISTED:
             options.insert(0, (f"the first {LISTED} of {len(lines)}; type the step of a later one", None))
-        return options or [("none found", None)]
+        return options or [("no step was judged" if self._judged_after == math.inf else "none found", None)]

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from .. import worker
 from ..errors import ReplayError
-from ..run import duration
+from ..recorded.plan import duration
 from ..work import child
 from .controls import Controls
 from .markup import paragraph, printed
@@ -49,7 +49,7 @@ class Performer:
         self.running = False
         self._controls, self._changed = controls, changed
         self._cancel = threading.Event()
-        self._told, self._local = 0.0, False
+        self._told, self._local, self._why = 0.0, False, ""
         self._first: tuple[int, int, float] | None = None  # done, total, when: where the present stretch began
         self._work: Future[None] | None = None
 
@@ -82,27 +82,31 @@ class Performer:
         if self._work is not None:
             self._work.result(timeout)
 
-    def perform(self, title: str, work: Callable[[Progress], Result], *, local: bool = False) -> tuple[Result, float]:
+    def perform(
+        self, title: str, work: Callable[[Progress], Result], *, local: bool = False, why: str = ""
+    ) -> tuple[Result, float]:
         """Does it; returns the result and the seconds that it took.
 
         Args:
             work: asks the other process, or with `local` does it in the calling thread.
+            why: what it is done for; said before how far it is.
 
         Raises:
             Cancelled: by `cancel`, or because this process ends.
         """
         began, controls = time.monotonic(), self._controls
-        self._local, self._first, self._told = local, None, 0.0
+        self._local, self._first, self._told, self._why = local, None, 0.0, why
         controls.progress.value, controls.progress.bar_style = 0, "info"
+        controls.progress.layout.visibility = "visible"
         controls.output.value = ""
-        self.say(f"{title}: starting …")
+        self.say(f"{why}{title}: starting …")
         try:
             self._refuse_cancelled()
             result = self._here(work) if local else self._there(work)
         except BaseException as error:
             cancelled = isinstance(error, Cancelled | KeyboardInterrupt)
             controls.progress.bar_style = "warning"
-            self.say(f"{title}: {'cancelled; nothing was changed' if cancelled else 'failed'}.")
+            self.say(f"{why}{title}: {'cancelled; nothing was changed' if cancelled else 'failed'}.")
             raise
         controls.progress.value, controls.progress.bar_style = controls.progress.max, "success"
         return result, time.monotonic() - began
@@ -139,7 +143,8 @@ class Performer:
         if now - self._told >= TOLD_EACH or done >= total:
             self._told = now
             self._controls.progress.max, self._controls.progress.value = max(total, 1), done
-            self.say(f"{what[:1].upper()}{what[1:]} ({done} of {total} done{self._left(done, now)})")
+            said = f"{self._why}{what}" if self._why else f"{what[:1].upper()}{what[1:]}"
+            self.say(f"{said} ({done} of {total} done{self._left(done, now)})")
 
     def _left(self, done: int, now: float) -> str:
         """How long the rest will take, as the part that is done did."""
@@ -160,8 +165,13 @@ class Performer:
             self.say("Cancelling …")
             child.end()
 
+    def forget(self) -> None:
+        """Shows no work, as before the first."""
+        self._controls.status.value, self._controls.progress.value = "", 0
+        self._controls.progress.layout.visibility = "hidden"  # its place stays
+
     def say(self, text: str) -> None:
-        self._controls.status.value = paragraph(text)
+        self._controls.status.value = f'<div role="status" aria-live="polite">{paragraph(text)}</div>'
 
 
 @contextlib.contextmanager

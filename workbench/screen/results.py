@@ -64,6 +64,7 @@ class Found:
         experiments: as `Run.whatif`, all that were made; the untouched step is the first row.
         made: when each of these was computed, by its name here.
         notices: what is to be known of the run's own files.
+        forgotten: what was read from files was taken out, and they are to be read again.
     """
 
     trace: Trace | None = None
@@ -73,6 +74,7 @@ class Found:
     experiments: pd.DataFrame | None = None
     made: dict[str, Made] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
+    forgotten: bool = field(default=False, compare=False)
 
     def add(self, made: pd.DataFrame) -> None:
         """Adds experiments; one that is made again takes the place of its first time."""
@@ -122,10 +124,16 @@ class Results:
         return found
 
     def look_up(self, key: Key, read: Callable[[], Found]) -> Found:
-        """What is known of a step; where nothing is, what `read` finds, which is then known."""
-        if key in self._found:
-            return self._found[key]
+        """What is known of a step; where nothing is, or files are to be read again, also what `read` finds, which is
+        then known."""
+        known = self._found.get(key)
+        if known is not None and not known.forgotten:
+            return known
         found = read()
+        if known is not None:
+            for name in known.made:
+                setattr(found, name, getattr(known, name))
+            found.made |= known.made
         if found.made:
             self.change(key)
             self._found[key] = found
@@ -137,5 +145,6 @@ class Results:
             for name in [name for name, made in found.made.items() if made.file is not None]:
                 setattr(found, name, None)
                 del found.made[name]
+                found.forgotten = True
             if not found.made:
                 del self._found[key]

@@ -21,6 +21,7 @@ class Task:
         kept: the names of what in `Found` is then of this result.
         done: what has happened to the step then.
         view: where the result is seen.
+        why: what it is done for, where it follows on something else; said before its progress.
     """
 
     method: str
@@ -28,6 +29,7 @@ class Task:
     kept: tuple[str, ...]
     done: str
     view: str
+    why: str = ""
 
 
 def _keep_trace(found: Found, trace: Any) -> None:
@@ -43,6 +45,9 @@ def _keep_verdict(found: Found, verdict: Any) -> None:
 
 
 REPLAY = Task(messages.REPLAY, _keep_trace, ("trace",), "replayed", STEP)
-CONTEXT = Task(messages.CONTEXT, _keep_context, ("context", "trace"), "replayed with the steps before it", CAUSE)
+CONTEXT = Task(
+    *(messages.CONTEXT, _keep_context, ("context", "trace"), "replayed with the steps before it", CAUSE),
+    why="The verdict is there. Measuring the steps before it, for “Where it began”: ",
+)
 AUTOPSY = Task(messages.AUTOPSY, _keep_verdict, ("verdict",), "examined", CAUSE)
 WHATIF = Task(messages.WHATIF, Found.add, ("experiments",), "replayed with a change", CAUSE)

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
+from ..detection.spike_table import recorded
 from ..figures import (
     BLACK,
     BLUE,
@@ -29,6 +30,7 @@ from ..figures import (
     VERMILION,
     add_legend,
     add_title,
+    begin_at_zero,
     blank,
     dress,
     finite_only,
@@ -41,7 +43,6 @@ from ..figures import (
     span,
     step_axis,
 )
-from ..spikes import recorded
 
 SEGMENT_STYLES = ((BLUE, "-"), (ORANGE, (0, (5, 1))), (GREEN, (0, (3, 1, 1, 1))), (PURPLE, (0, (1, 1))), (SKY, "-"))
 POINTS = 4000  # of a curve: more than four to a pixel column shows nothing more and costs time
@@ -92,7 +93,7 @@ def timeline(
         steps: one row a step: `step` (int), and if recorded `segment` (int), `loss`, `grad_norm` (L2, before clipping),
             `lr` and `val_loss` (float). NaN is non-finite in loss and gradient norm, unless `<name>_recorded` is False;
             in the others it is absent. An axis without any value says "not recorded".
-        spikes: rows `step`, `rule`, `value`, as `workbench.spikes.find_spikes` returns them: a diamond each. Step and
+        spikes: rows `step`, `rule`, `value`, as `workbench.find_spikes` returns them: a diamond each. Step and
             rule are written beside them if there are 8 or fewer; a stretch of non-finite steps counts once.
         step: the selected step, a vertical line in all three.
         checkpoints: their steps, ticks at the bottom.
@@ -114,6 +115,7 @@ def timeline(
     _curves(upper, steps, "loss")
     _curves(middle, steps, "grad_norm")
     _curves(lower, steps, "lr")
+    begin_at_zero(lower, floats(steps, "lr"))
     if "val_loss" in steps and steps["val_loss"].notna().any():
         seen = steps[steps["val_loss"].notna()]
         upper.plot(

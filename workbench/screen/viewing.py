@@ -168,7 +168,10 @@ class Viewer:
                 widget.value = drawn.get(widget, "") if name == view else ""
         if view == CAUSE:
             self._offer_changes()
-            show(controls.measure_button, self.look is None or self.look.found.context is None)
+            able = self.look is not None and self.look.opened.unexplained is None
+            show(controls.measure_button, able and self.look is not None and self.look.found.context is None)
+            show(controls.trying, able)
+        show(controls.zooming, self._opened is not None)
         controls.show_view(view)
 
     def _offer_changes(self) -> None:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from msgspec import UNSET
 
-from ..trace import BADGE_COLOURS, BADGE_MARKS
+from ..trace import BADGE_COLOURS, badge_text
 from .markup import LINES, cell, count, escaped, number, paragraph, small, table
 
 if TYPE_CHECKING:
+    from ..compare import Verdict
     from ..manifest import Manifest
     from ..run import Run
     from ..trace import Trace
@@ -70,9 +71,10 @@ def step_facts(row: pd.Series, explanations: Iterable[str], more: Iterable[str] 
 def spike_label(row: Any, last: int, segments: bool) -> str:
     """A line of the spike list. `last` is the end of a stretch of non-finite steps, or the step itself."""
     where = f"{row.step:,}" if last == row.step else f"{row.step:,} to {last:,}"
+    where += f" · segment {row.segment}" if segments else ""  # before what may be cut off
     what = "gradient norm" if row.rule.startswith("grad_norm") else "loss"
     value = row.explanation if row.rule == "non_finite" else f"{what} {number(row.value)}"
-    return f"{where} · {row.rule} · {value}" + (f" · segment {row.segment}" if segments else "")
+    return f"{where} · {row.rule} · {value}"
 
 
 TIMELINE, STEP, BATCH, CAUSE, ENVIRONMENT = VIEWS = ("Timeline", "Step", "Batch", "Cause", "Environment")
@@ -94,7 +96,7 @@ def badges(trace: Trace, origin: str = "") -> str:
     Args:
         origin: where the trace comes from, if not from a replay that was just made.
     """
-    chips = "".join(_chip(name, verdict, why) for name, verdict, why in trace.badges())
+    chips = "".join(_chip(name, verdict, why, trace.informational) for name, verdict, why in trace.badges())
     told = "".join(
         f"<div><b>{escaped(name)}</b>: {escaped(MEANINGS[name])} Done: {escaped(why)}.</div>"
         for name, _, why in trace.badges()
@@ -121,10 +123,10 @@ def kept(origin: str) -> str:
     return f'<div class="wb-cached" style="{LINES}"><small>{escaped(origin)}</small></div>' if origin else ""
 
 
-def _chip(name: str, verdict: str, why: str) -> str:
+def _chip(name: str, verdict: Verdict, why: str, informational: bool) -> str:
     back, front = BADGE_COLOURS[verdict]
     style = f"background:{back};color:{front};border-radius:4px;padding:1px 10px;font-weight:600;white-space:nowrap"
-    text = f"{BADGE_MARKS[verdict]} {escaped(name)}: {escaped(verdict)}"
+    text = escaped(badge_text(name, verdict, informational))
     meant = f"{MEANINGS[name]} Done: {why}."
     return f'<span class="wb-badge" style="{style}" title="{escaped(meant)}">{text}</span>'
 

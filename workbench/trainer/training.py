@@ -2,82 +2,32 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import mlx.core as mx
 import msgspec
 
 from .. import manifest as manifests
-from ..environment import no_gpu
 from ..errors import ExperimentError, RunError
 from ..faults import KINDS, parse
-from ..manifest import DataFile, Manifest
+from ..manifest import DataFile
 from ..ranks.attendance import refuse_launched
 from ..rebuild import locate
-from ..recovery import Recovery
-from ..run import Run, refuse_existing
+from ..recorded.layout import refuse_existing
+from ..run import Run
 from ..sabotage.planters import SOURCES
 from ..sabotage.planting import LABELS, plant
 from ..sabotage.saboteur import Acts
-from ..spikes import Reading, SpikeSettings
+from ..spikes import Reading
 from ..untrusted import decode, read_file
+from .asked_recipe import mixed, recipe_of
+from .asked_recording import recording_as, recording_of
 from .corpus import Corpus
-from .model import PRESETS, ModelConfig, depth_config
-from .recipe import AdamWConfig, Share, TrainConfig, config_from
-from .schedule import ScheduleConfig
+from .options import FRESH, RESUMABLE, complete, refuse_decided
+from .recipe import TrainConfig, config_from
 from .train import Watcher, train
-
-# Every option, as `workbench train` names them; one that is not given is None (flags: False).
-OPTIONS = (
-    *("corpus", "steps", "out", "resume", "fork", "from_", "skip_batch", "set_"),
-    *("preset", "depth", "batch", "ctx", "accum", "dropout", "tied", "dtype"),
-    *("grad_clip", "beta1", "beta2", "eps", "weight_decay", "bias_correction"),
-    *("lr_schedule", "warmup", "max_lr", "min_lr", "decay_steps", "decay_shape"),
-    *("seed", "val_split", "val_every", "sample_every", "prefetch", "device", "compile_", "deterministic", "faults"),
-    *(
-        "save_every",
-        "keep_last",
-        "keep_every",
-        "black_box",
-        "auto_rollback",
-        "rollback_skip_batch",
-        "spike_factor",
-        "spike_window",
-        "no_spike_detect",
-        "log_jsonl",
-    ),
-    *("no_record", "print_fingerprint"),
-)
-_FRESH = OPTIONS[8:]  # those that `train_run` takes beside its arguments
-# What may be given with --resume; anything else is in the manifest.
-_FLAGS = ("no_spike_detect", "rollback_skip_batch", "no_record", "print_fingerprint")  # False: not given
-_SPELLED = {
-    "faults": "fault",
-    "from_": "from",
-    "set_": "set",
-    "compile_": "compile/--no-compile",
-    "tied": "tied/--untied",
-    "bias_correction": "bias-correction/--no-bias-correction",
-    "deterministic": "deterministic/--no-deterministic",
-}
-_RESUMABLE = {
-    "out",
-    "resume",
-    "steps",
-    "print_fingerprint",
-    "prefetch",
-    "log_jsonl",
-    "save_every",
-    "keep_last",
-    "keep_every",
-    "black_box",
-    "auto_rollback",
-    "rollback_skip_batch",
-}
 
 
 class Quiet:
@@ -103,8 +53,8 @@ def train_run(
     Raises:
         WorkbenchError: as the command line.
     """
-    if unknown := sorted(options.keys() - set(_FRESH)):
-        raise ExperimentError(f"{unknown[0]!r} is no option of training; expected {', '.join(_FRESH)}")
+    if unknown := sorted(options.keys() - set(FRESH)):
+        raise ExperimentError(f"{unknown[0]!r} is no option of training; expected {', '.join(FRESH)}")
     fresh(options | {"out": Path(out), "corpus": corpus, "steps": steps}).run(watcher or Quiet())
     return Run(Path(out))
 
@@ -134,7 +84,7 @@ def fresh(given: Mapping[str, Any]) -> Job:
         ExperimentError, DataError: an option is missing or out of range.
         RunError: the folder already holds a run.
     """
-    given = _complete(given)
+    given = complete(given)
     for name, option in (("from_", "--from"), ("skip_batch", "--skip-batch"), ("set_", "--set")):
         if given[name]:
             raise ExperimentError(f"{option} goes with --fork, the run to start from")
@@ -151,7 +101,7 @@ def fresh(given: Mapping[str, Any]) -> Job:
     else:
         refuse_used(out)
     corpora, shares = mixed(given["corpus"])
-    config = _config(given, max(corpora, key=lambda corpus: corpus.vocabulary), shares)
+    config = recipe_of(given, max(corpora, key=lambda corpus: corpus.vocabulary), shares)
     files, data, acts = [one.path for one in corpora], [DataFile(**one.describe()) for one in corpora], None
     if given["faults"]:
         refuse_launched("a planted fault")
@@ -161,36 +111,7 @@ def fresh(given: Mapping[str, Any]) -> Job:
         config, acts = planted.config, planted.acts or None
         files += planted.files
         data += [_inside(path, out) for path in planted.files]
-    return Job(config, files, out, data, False, acts, _recording(given))
-
-
-def mixed(given: Any) -> tuple[list[Corpus], tuple[Share, ...]]:
-    """The corpora of a run, and the share of each where there are several.
-
-    Args:
-        given: a path; or several, each with its weight, as in `plays.txt=0.7`.
-
-    Raises:
-        ExperimentError: one of several has no weight.
-        DataError: a file can't be read.
-    """
-    texts = [str(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
-    corpora, shares = [], []
-    for text in texts:
-        path, equals, weight = text.rpartition("=")
-        if len(texts) == 1 and (not equals or Path(text).exists()):
-            return [Corpus.open(Path(text).absolute())], ()
-        try:
-            share = Share(weight=float(weight)) if path else None
-        except ValueError:
-            share = None
-        if share is None:
-            raise ExperimentError(
-                f"--corpus is {text!r} among {len(texts)}; expected each with its weight, as in plays.txt=0.7"
-            )
-        corpora.append(Corpus.open(Path(path).absolute()))
-        shares.append(share)
-    return corpora, tuple(shares)
+    return Job(config, files, out, data, False, acts, recording_of(given))
 
 
 def _inside(path: Path, out: Path) -> DataFile:
@@ -209,7 +130,7 @@ def resumed(given: Mapping[str, Any]) -> Job:
     out: Path | None = given["out"]
     if out is None:
         raise ExperimentError("--resume needs --out, the folder of the run to go on with")
-    refuse_decided(given, _RESUMABLE, f"{out} on resume")
+    refuse_decided(given, RESUMABLE, f"{out} on resume")
     if given["resume"] != "last" and not str(given["resume"]).isdecimal():
         raise ExperimentError(f"--resume is {given['resume']!r}; expected nothing or the step of a checkpoint")
     manifest = manifests.read(out)
@@ -261,113 +182,3 @@ def refuse_used(out: Path) -> None:
     refuse_existing(out)
     if out.is_dir() and any(out.iterdir()):
         raise RunError(f"{out} is not empty; expected a new folder for the run, so that it holds nothing else")
-
-
-def refuse_decided(given: Mapping[str, Any], allowed: Collection[str], where: str) -> None:
-    """An option that would be ignored is refused.
-
-    Raises:
-        ExperimentError: one was given that the manifest of `where` decides.
-    """
-    if refused := [name for name, value in given.items() if _is_given(name, value) and name not in allowed]:
-        option = _SPELLED.get(refused[0], refused[0].replace("_", "-"))
-        raise ExperimentError(f"--{option} is decided by the manifest of {where}; leave it out")
-
-
-def recording_as(manifest: Manifest, given: Mapping[str, Any]) -> dict[str, Any]:
-    """How to record, as a run does, unless it was given otherwise."""
-    recording = _recording(_complete(given))
-    for name in ("save_every", "keep_last", "keep_every"):
-        recording[name] = getattr(manifest, name) if given.get(name) is None else given[name]
-    recording["spikes"] = None if manifest.spikes is None else SpikeSettings(**manifest.spikes)
-    if "auto_rollback" not in recording and manifest.recovery is not None:
-        recording["auto_rollback"] = Recovery(**manifest.recovery)
-    return recording
-
-
-def _config(given: Mapping[str, Any], corpus: Corpus, shares: tuple[Share, ...]) -> TrainConfig:
-    if given["preset"] is not None and given["depth"] is not None:
-        raise ExperimentError("--preset and --depth both say how large the model is; expected one of them")
-    if given["preset"] not in (None, *PRESETS):
-        raise ExperimentError(f"--preset is {given['preset']!r}; expected one of {', '.join(PRESETS)}")
-    own = {key: given[key] for key in ("ctx", "dropout", "tied", "dtype") if given[key] is not None}
-    if given["depth"] is not None:
-        model, batch = depth_config(given["depth"], vocabulary=corpus.vocabulary, **own), 8
-    else:
-        preset = PRESETS[given["preset"] or "tiny"]
-        settings = preset["model"] | own
-        settings["vocabulary"] = max(settings["vocabulary"], corpus.vocabulary)
-        model, batch = ModelConfig(**settings), preset["batch"]
-    steps = given["steps"]
-    schedule = {
-        "kind": given["lr_schedule"],
-        "warmup": min(max(1, steps // 20), steps - 1) if given["warmup"] is None else given["warmup"],
-        **{key: given[key] for key in ("max_lr", "min_lr", "decay_steps", "decay_shape")},
-    }
-    adamw = {key: given[key] for key in ("beta1", "beta2", "eps", "weight_decay", "bias_correction")}
-    if adamw["eps"] is None and model.dtype == "float16":
-        adamw["eps"] = 1e-4  # 1e-8 is below float16's smallest number, and 0/0 makes NaN where a gradient is 0
-    clip = 1.0 if given["grad_clip"] is None else given["grad_clip"] or None
-    settings = {
-        "batch": batch if given["batch"] is None else given["batch"],
-        "accumulate": given["accum"],
-        "compile": given["compile_"],
-        "deterministic": given["deterministic"],
-        **{key: given[key] for key in ("seed", "val_split", "val_every", "sample_every", "prefetch")},
-    }
-    return TrainConfig(
-        model=model,
-        schedule=ScheduleConfig(steps=steps, **_given(schedule)),
-        adamw=AdamWConfig(**_given(adamw)),
-        clip=clip,
-        mixture=shares,
-        steps=steps,
-        device=_device(given["device"] or os.environ.get("WORKBENCH_DEVICE")),
-        **_given(settings),
-    )
-
-
-def _device(asked: str | None) -> Literal["cpu", "gpu"]:
-    if asked not in (None, "", "cpu", "gpu"):
-        raise ExperimentError(f"the device is {asked!r}; expected cpu or gpu")
-    if asked == "gpu" and not mx.is_available(mx.Device(mx.DeviceType.gpu)):
-        raise ExperimentError(f"--device is gpu, and {no_gpu()}; expected cpu")
-    on_gpu = asked == "gpu" or (not asked and mx.default_device().type == mx.DeviceType.gpu)
-    return "gpu" if on_gpu else "cpu"
-
-
-def _recovery(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What to do about unstable steps; empty if nothing was given."""
-    mode, skip = given["auto_rollback"], bool(given["rollback_skip_batch"])
-    if skip and mode not in (None, "on"):
-        raise ExperimentError(f"--rollback-skip-batch goes with --auto-rollback on; found --auto-rollback {mode}")
-    return {"auto_rollback": Recovery("on" if skip else mode, skip_batch=skip)} if mode or skip else {}
-
-
-def _is_given(name: str, value: Any) -> bool:
-    return value is not None and value != () and not (value is False and name in _FLAGS)
-
-
-def _complete(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: given.get(name) for name in OPTIONS}
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if value is not None}
-
-
-def _recording(given: Mapping[str, Any]) -> dict[str, Any]:
-    if given["no_record"]:
-        return {}
-    spikes: SpikeSettings | None = None
-    if not given["no_spike_detect"]:
-        spikes = SpikeSettings(**_given({"factor": given["spike_factor"], "window": given["spike_window"]}))
-    return {
-        "save_every": 100 if given["save_every"] is None else given["save_every"],
-        "keep_last": given["keep_last"],
-        "keep_every": given["keep_every"],
-        **_given({"black_box": given["black_box"]}),
-        **_recovery(given),
-        "spikes": spikes,
-        "copy_telemetry_to": given["log_jsonl"],
-    }

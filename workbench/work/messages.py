@@ -19,12 +19,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pandas as pd
 
 from .. import errors
 from ..errors import WorkbenchError
 from ..examination.diagnosis import Report
 from ..interventions import whatif
-from ..probes.neighbours import Context
+from ..probes.neighbours import COLUMNS, Context
 from ..trace import Trace, TraceRecord
 from ..verdict import Verdict
 from .work_error import WorkError as WorkError
@@ -44,7 +45,9 @@ def pack(result: Any) -> Any:
         return {"record": result.record, "path": path, "batch": batch, "notices": result.notices}
     if isinstance(result, Context):
         traces = [pack(trace) for trace in result.traces]
-        return {"step": result.step, "traces": traces, "flagged": result.flagged, "notices": result.notices}
+        logged = None if result.logged is None else _packed_norms(result.logged)
+        found = {"step": result.step, "traces": traces, "flagged": result.flagged, "notices": result.notices}
+        return found | {"logged": logged}
     if isinstance(result, tuple):  # of `whatif.experiments`
         records, files, notices = result
         return {"records": records, "files": [str(path) for path in files], "notices": notices}
@@ -58,7 +61,8 @@ def unpack(task: str, packed: Any) -> Any:
         return _trace(packed)
     if task == CONTEXT:
         traces = [_trace(one) for one in packed["traces"]]
-        return Context(packed["step"], traces, packed["flagged"], packed["notices"])
+        logged = None if packed["logged"] is None else _unpacked_norms(packed["logged"])
+        return Context(packed["step"], traces, packed["flagged"], packed["notices"], logged)
     if task == AUTOPSY:
         return msgspec.convert(packed, Verdict)
     if task == WHATIF:
@@ -72,6 +76,16 @@ def _trace(packed: Mapping[str, Any]) -> Trace:
     batch = None if packed["batch"] is None else tuple(_unpacked(one) for one in packed["batch"])
     path = None if packed["path"] is None else Path(packed["path"])
     return Trace(msgspec.convert(packed["record"], TraceRecord), path, batch, packed["notices"])
+
+
+def _packed_norms(frame: pd.DataFrame) -> dict[str, Any]:
+    """The numbers as bytes: JSON has no NaN."""
+    return {"rows": frame.drop(columns="value").to_numpy().tolist(), "value": _packed(frame["value"].to_numpy())}
+
+
+def _unpacked_norms(packed: Mapping[str, Any]) -> pd.DataFrame:
+    names = [name for name in COLUMNS if name != "value"]
+    return pd.DataFrame(packed["rows"], columns=names).assign(value=_unpacked(packed["value"]))[list(COLUMNS)]
 
 
 def _packed(array: np.ndarray) -> dict[str, Any]:

@@ -33,6 +33,16 @@ def test_its_failure_belongs_to_who_asks(here):
             work.result()
 
 
+def test_a_ctrl_c_stops_the_caller_who_does_it_itself():
+    """Kept for who asks, it would come when all files of a checkpoint are read; or never, if another was damaged."""
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Alongside(interrupted, here=True)
+
+
 def test_a_thread_does_it():
     begun = threading.Event()
     work = Alongside(lambda: (begun.set(), threading.get_ident())[1])

@@ -152,7 +152,29 @@ def test_a_healthy_step_has_no_spike(tmp_path):
         found = run.autopsy(step, trace_dir=tmp_path)
         assert (found.verdict, found.culprit, found.remedies) == ("no-spike", {}, []) and found.exact
     early = run.autopsy(2, trace_dir=tmp_path)
-    assert early.verdict == "no-spike" and "until their window is full" in early.reason
+    assert early.verdict == "unknown" and "no rule could judge it" in early.reason and early.remedies == []
+    asked = run.autopsy(AT, trace_dir=tmp_path, examine=True)
+    assert asked.verdict == "no-spike" and "usual scatter" in asked.reason
+
+
+def test_a_step_that_no_rule_could_judge_is_looked_into(tmp_path):
+    """Within the window's first steps, and where too few losses are logged."""
+    run = planted_read_only("lr@12:factor=2000", steps=20)
+    found = run.autopsy(13, trace_dir=tmp_path)
+    assert found.verdict == "schedule" and found.culprit["step"] == 12 and found.flagged is None
+    losses = run.steps.set_index("step")["loss"]
+    assert f"the loss of step 13 is {losses[13]:.4g}" in found.evidence[0].sentence.lower()
+    assert f"{losses[11]:.4g}, {losses[12]:.4g}" in found.evidence[0].sentence
+    assert "no rule could judge it" in found.evidence[0].sentence
+
+
+def test_a_step_below_the_rules_thresholds_is_looked_into_when_that_is_asked_for(tmp_path):
+    """A loss that falls fast hides a bad batch from the rules."""
+    run = planted_read_only("garbage@{AT}:rows=1", max_lr=1e-3)
+    assert AT not in run.spikes()["step"].tolist() and run.autopsy(AT, trace_dir=tmp_path).verdict == "no-spike"
+    found = run.autopsy(AT, trace_dir=tmp_path, examine=True)
+    assert found.verdict == "data" and found.culprit["rows"][0]["row"] == 1 and found.flagged is None
+    assert "(no rule names it)" in found.evidence[0].sentence
 
 
 @pytest.mark.parametrize(

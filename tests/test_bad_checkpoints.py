@@ -1,6 +1,10 @@
 """A range in which a checkpoint is damaged, or thinned meanwhile: the steps behind it are replayed from an earlier one,
 and that is said. And a fresh process that is asked for an earlier step than it was started for."""
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 import runs
 
@@ -185,3 +189,18 @@ def test_a_fresh_process_is_started_anew_for_an_earlier_step_than_it_was_started
     traces = open_run(run).replay(range(11, 15), with_probe=False)
     assert [trace.record.gates.faithful.verdict for trace in traces] == ["mismatch", "mismatch", "exact", "exact"]
     assert all("and in a fresh process" in trace.badges()[0][2] for trace in traces)
+
+
+def test_a_folder_that_can_not_be_read_is_not_one_without_checkpoints(run, monkeypatch):
+    """Another user's, say: `Path.glob` finds nothing in it, and says nothing."""
+    opened, listed = open_run(run), os.listdir
+
+    def forbidden(path="."):
+        if Path(path) == run / "checkpoints":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", forbidden)
+    for ask in (lambda: opened.checkpoints, lambda: opened.replay(9, **QUICK), opened.verify):
+        with pytest.raises(CheckpointError, match=r"checkpoints can't be read \(Permission denied\), so which"):
+            ask()

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 import runs
-from test_record import record, recorder, steps_of
+from recordings import record, recorder, steps_of
 
 from workbench import blackbox, open_run
 from workbench.blackbox import BlackBox
@@ -65,6 +65,16 @@ def test_thinning_keeps_it_and_a_resumed_run_knows_it(tmp_path):
         for batch in recording.batches(20):
             recording.step(batch)
     assert [step for step, _ in open_run(path).checkpoints] == [0, 8, 20]
+
+
+@pytest.mark.parametrize("save_every", [3, 4])  # of which 8, the state before the spike, is no multiple, and one
+def test_thinning_keeps_it_where_it_was_due_anyway(tmp_path, save_every):
+    with recorder(tmp_path / "run", save_every=save_every, keep_last=1) as recording:
+        usual = recording.experiment.optimizer.learning_rate
+        for number, batch in enumerate(recording.batches(20), start=1):
+            recording.experiment.optimizer.learning_rate = mx.array(30.0) if number == 8 else usual
+            recording.step(batch)
+    assert [step for step, _ in open_run(tmp_path / "run").checkpoints] == [0, 8, 20]
 
 
 def test_a_resume_does_not_keep_the_same_state_again(tmp_path):

@@ -15,10 +15,10 @@ from mlx.utils import tree_flatten, tree_map
 
 import workbench as wb
 from workbench.errors import ChangedByHand, ExperimentError, TelemetryError
+from workbench.lines.line import Edits
 from workbench.observe import edit
 from workbench.recording import by_hand
 from workbench.recording.array_identity import identities
-from workbench.telemetry import Edits
 
 AT = 5  # the step after which the loop changes something
 

@@ -20,6 +20,8 @@ from workbench.errors import ReplayError
 from workbench.experiment import Experiment, StepOptions
 from workbench.interventions.scene import Scene
 from workbench.spikes import SpikeSettings
+from workbench.step_report import report_html
+from workbench.trace import read
 
 OPTIONS = {"compile": False, "save_every": 10, "spikes": SpikeSettings(window=20)}
 
@@ -29,7 +31,7 @@ def recorded(out, make, steps, **options):
     mx.random.seed(3)
     one = make()
     parts = (one.model, one.optimizer, one.loss_fn, one.sampler)
-    with Recorder(out, *parts, clip=one.options.clip, **(OPTIONS | options)) as recorder:
+    with Recorder(out, *parts, clip=one.options.clip, step_fn=one.step_fn, **(OPTIONS | options)) as recorder:
         for batch in recorder.batches(steps):
             recorder.step(batch)
     return open_run(out)
@@ -121,8 +123,54 @@ def test_s4_the_order_of_onset(tmp_path):
     assert not [step for step, rule in rules.items() if rule.startswith("loss") and step < 30]
 
 
+def test_s4_growth_that_fills_the_whole_window(tmp_path):
+    """Eight steps of which each doubles the lower layer's gradient are no yardstick of their own."""
+
+    def loss(model, x, y, push):
+        weight = model.lower.weight
+        return squares(model, x, y) + mx.sum(push * (weight - mx.stop_gradient(weight)))
+
+    def batch(number):
+        x = np.random.default_rng(number).standard_normal((64, 3)).astype(np.float32)
+        y = x[:, :1] + (9.0 if number == 40 else 0.0)
+        return x, y, np.array([2.0 ** (number - 33) if 33 <= number else 0.0], np.float32)
+
+    def make():
+        return Experiment(Deep(), optim.Adam(1e-5), loss, Numbered(batch), StepOptions(compile=False))
+
+    run = recorded(tmp_path / "run", make, 41, spikes=None)
+    context = run.context(40, 8, experiment=again(make))
+    first = context.onset().iloc[0]
+    assert (first["step"], first["layer"]) == (33, "lower") and len(context.logged) and min(context.steps) == 32
+    assert "of lower at step 33" in context.sentence()
+    assert "of lower at step 33 (z " in report_html(run, 40)  # by the telemetry alone
+    assert (context.onset().query("layer == 'upper'")["step"] == 40).all()
+
+
+def test_s5_a_number_of_the_batch_that_is_not_finite_is_named_with_its_row(tmp_path):
+    """By what rows hold, for the losses of a step of one's own are not seen row by row."""
+
+    def batch(number):
+        x = np.random.default_rng(number).standard_normal((8, 3)).astype(np.float32)
+        y = x[:, :1].copy()
+        x[5, 1] = np.nan if number == 24 else x[5, 1]
+        return x, y
+
+    def make():
+        return Experiment(Deep(), optim.SGD(1e-2), squares, Numbered(batch), StepOptions(compile=False))
+
+    run = recorded(tmp_path / "run", make, 26)
+    trace = run.replay(24, experiment=again(make))
+    assert trace.findings()[0].startswith("The first non-finite tensor is array 0 of the batch: 1 NaN of 24 elements")
+    found = run.autopsy(24, experiment=again(make))
+    assert found.verdict == "data" and [one["row"] for one in found.culprit["rows"]] == [5]
+    assert found.reason == "The batch of step 24 carries it: row 5 (NaN in array 0 of the batch)."
+    assert {one.change for one in found.remedies if one.helps} == {"batch=skip", "drop-row=5"}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["the recorder's step", "a step of one's own, compiled"])
 @pytest.mark.parametrize(("factor", "what", "spoilt"), [(1.0, "inf", 1), (0.0, "NaN", 12)], ids=["one inf", "one NaN"])
-def test_s5_clipping_spreads_one_bad_value(tmp_path, factor, what, spoilt):
+def test_s5_clipping_spreads_one_bad_value(tmp_path, factor, what, spoilt, own):
     """In step 24 one element of a gradient is not finite. Clipped, an inf is NaN and all other gradients are 0; a NaN
     makes all of them NaN. What is recorded and named is what was there before."""
 
@@ -137,10 +185,18 @@ def test_s5_clipping_spreads_one_bad_value(tmp_path, factor, what, spoilt):
         return x, x[:, :1], np.array(push, np.float32)
 
     def make():
-        options = StepOptions(compile=False, clip=1.0)
-        return Experiment(Deep(), optim.SGD(1e-2), loss, Numbered(batch), options)
+        model, optimizer = Deep(), optim.SGD(1e-2)
 
-    run = recorded(tmp_path / "run", make, 24)
+        def step(*arrays):
+            value, gradients = nn.value_and_grad(model, loss)(model, *arrays)
+            gradients, _ = optim.clip_grad_norm(gradients, 1.0)
+            optimizer.update(model, gradients)
+            return value
+
+        options = StepOptions(compile=own, clip=None if own else 1.0)
+        return Experiment(model, optimizer, loss, Numbered(batch), options, step_fn=step if own else None)
+
+    run = recorded(tmp_path / "run", make, 24, compile=own)
     line = run.line(24, 0)
     lower, upper = line.per_layer_grad_norms
     assert run.manifest.layers == ["lower", "upper"] and lower is None and 0 < upper < np.inf
@@ -178,6 +234,21 @@ def test_s6_gradients_that_are_exactly_zero(tmp_path):
         "no-spike",
         ["zero gradient"],
     )
+
+
+def test_s6_a_block_frozen_by_mistake(tmp_path):
+    def batch(number):
+        x = np.random.default_rng(number).standard_normal((8, 3)).astype(np.float32)
+        return x, x[:, :1]
+
+    def make():
+        model = Deep()
+        model.lower.freeze()
+        return Experiment(model, optim.Adam(1e-3), squares, Numbered(batch), StepOptions(compile=False))
+
+    trace = recorded(tmp_path / "run", make, 3).replay(3, experiment=again(make))
+    said = "2 of 4 parameters are not trained: lower.weight, lower.bias."
+    assert said in trace.findings() and said in read(trace.path).findings()
 
 
 def counted(model, inputs, targets):

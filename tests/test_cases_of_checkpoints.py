@@ -5,13 +5,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import traceback
 
 import mlx.core as mx
 import numpy as np
 import pytest
 import runs
 from helpers import assert_same_state, repair_commit
-from test_record import record
+from recordings import record, recorder
 
 from workbench import open_run
 from workbench.checkpoints import checkpoint_reader
@@ -79,7 +80,7 @@ def test_c2_a_link_is_judged_by_what_it_leads_to(run, tmp_path):
 KILLED = """
 import os, signal, sys
 import runs
-from test_record import recorder
+from recordings import recorder
 real, renamed = os.replace, []
 
 def replace(*arguments):
@@ -160,3 +161,29 @@ def test_c4_what_is_missing_unexpected_and_misshapen_is_listed_by_its_paths(run,
     rewrite(run, suffix, change)
     with pytest.raises(CheckpointError, match=said):
         run.replay(9, experiment=runs.build(), with_probe=False)
+
+
+def test_c4_what_only_one_file_has_is_listed_without_numbers_that_there_are_not(tmp_path):
+    """A NaN that is printed beside a tensor is one of the tensor's."""
+    ones = mx.ones((2, 2))
+    mx.save_safetensors(str(tmp_path / "a.safetensors"), {"same": ones, "both": ones, "lost": ones})
+    mx.save_safetensors(str(tmp_path / "b.safetensors"), {"same": ones, "both": mx.nan * ones, "new": ones})
+    said = runs.here("checkpoint", tmp_path / "a.safetensors", tmp_path / "b.safetensors").out
+    cells = {row.split("│")[1].strip(): row.split("│")[2:-1] for row in said.splitlines() if row.startswith("│")}
+    found = {name: [cell.strip() for cell in row] for name, row in cells.items()}
+    assert found["lost"] == ["only in a", "float32", "2×2", "-", "-", "-", "-"]
+    assert found["new"] == ["only in b", "float32", "2×2", "-", "-", "-", "-"]
+    assert found["same"][0] == "equal" and found["same"][3] == "0"
+    assert found["both"][0] == "differs" and "NaN" in found["both"][3:]
+
+
+def test_the_last_line_of_a_resume_from_a_damaged_checkpoint_is_the_only_one(tmp_path):
+    run = record(tmp_path / "run", 8)
+    file = run.path / "checkpoints" / "00000008.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"Go on from an earlier checkpoint: resume=4 \(--resume 4\)$") as caught:
+        recorder(run.path, resume="auto")
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.count("Traceback") == 1 and "The above exception" not in shown

@@ -1,6 +1,8 @@
 """Situations that users met with MLX itself, an experiment each: group M of the cases."""
 
 import gc
+import os
+import runpy
 import sys
 
 import mlx.core as mx
@@ -19,6 +21,8 @@ from workbench.errors import ExperimentError
 ROWS = 2000  # of a batch: so that a batch and its activations are most of the memory, and a graph that is kept shows
 
 NOISE = 2  # a peak depends on when MLX's threads let go of arrays; one batch kept each time would be more than this
+
+HERE = {"with_probe": False, "fresh_process": False}  # and nothing in another process, whose memory is its own
 
 
 def job(**changed):
@@ -55,7 +59,7 @@ def peak_of(act):
 
 def test_m1_peak_memory_is_flat_over_50_replays(long_run, tmp_path, without_collector):
     def replay():
-        assert long_run.replay(3, experiment=job(), trace_dir=tmp_path, with_probe=False).exact
+        assert long_run.replay(3, experiment=job(), trace_dir=tmp_path, **HERE).exact
 
     peaks, left = (np.array(column) for column in zip(*(peak_of(replay) for _ in range(50)), strict=True))
     assert peaks[5:].max() <= NOISE * peaks[:5].max()
@@ -64,7 +68,7 @@ def test_m1_peak_memory_is_flat_over_50_replays(long_run, tmp_path, without_coll
 
 def test_m1_what_a_probe_keeps_is_found_again(long_run, tmp_path):
     def replay():
-        assert long_run.replay(3, experiment=job(), trace_dir=tmp_path).exact
+        assert long_run.replay(3, experiment=job(), trace_dir=tmp_path, fresh_process=False).exact
         gc.collect()
 
     peaks, left = (np.array(column) for column in zip(*(peak_of(replay) for _ in range(10)), strict=True))
@@ -73,10 +77,58 @@ def test_m1_what_a_probe_keeps_is_found_again(long_run, tmp_path):
 
 def test_m1_a_long_roll_forward_takes_no_more_memory_than_a_short_one(long_run, tmp_path, without_collector):
     def replay(step):
-        assert long_run.replay(step, experiment=job(), trace_dir=tmp_path, with_probe=False).exact
+        assert long_run.replay(step, experiment=job(), trace_dir=tmp_path, **HERE).exact
 
     short, long = (peak_of(lambda step=step: replay(step))[0] for step in (3, 60))
     assert long <= NOISE * short
+
+
+WIDE = 3000  # units, so that a state outweighs all else here
+
+SCRIPT = f"""
+import mlx.core as mx
+import mlx.nn as nn
+import helpers
+import workbench as wb
+
+def wide():
+    return nn.Sequential(nn.Linear(4, {WIDE}), nn.Tanh(), nn.Linear({WIDE}, 1))
+
+mx.random.seed(3)
+one = helpers.experiment(model=wide())
+with wb.Recorder(OUT, *helpers.parts(one), compile=False, save_every=4, spikes=None) as recorder:
+    for batch in recorder.batches(8):
+        recorder.step(batch)
+"""
+
+ASKED = {
+    "replay": lambda run, by: run.replay(6, factory=by, **HERE),
+    "autopsy": lambda run, by: run.autopsy(6, factory=by),
+    "whatif": lambda run, by: run.whatif(6, "lr=0.5x", factory=by, next_steps=1),
+    "diverge": lambda run, by: run.diverge(6, factory=by, rungs=["same process"]),
+    "resumption": lambda run, by: run.resumption(4, factory=by),
+}
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory):
+    """A run that a script recorded, and the script: its names and functions hold each other, and so its model."""
+    folder = tmp_path_factory.mktemp("m1-script")
+    script = folder / "loop.py"
+    script.write_text(
+        f"import sys\nsys.path.append({os.path.dirname(__file__)!r})\nOUT = {str(folder / 'run')!r}\n{SCRIPT}"
+    )
+    runpy.run_path(str(script))
+    return wb.open_run(folder / "run"), str(script)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_m1_whatever_is_asked_again_keeps_no_state_of_the_time_before(scripted, without_collector, asked):
+    levels = []
+    for _ in range(4):
+        ASKED[asked](*scripted)
+        levels.append(mx.get_active_memory())
+    assert max(levels[1:]) - levels[0] < 4 * WIDE  # one bias of the model
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

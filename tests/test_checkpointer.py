@@ -11,7 +11,7 @@ import mlx.optimizers as optim
 import pytest
 import runs
 from helpers import assert_same_state, tree
-from test_record import checkpoint_bytes, record, recorder
+from recordings import checkpoint_bytes, record, recorder
 
 from workbench import Recorder, checkpointer, open_run, snapshot
 from workbench.checkpoints import checkpoint_reader, checkpoint_writer

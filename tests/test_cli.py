@@ -16,7 +16,8 @@ from rich.console import Console
 from workbench import cli, open_run
 from workbench.commands.printed_trace import as_logged, layer_table
 from workbench.errors import WorkbenchError
-from workbench.telemetry import ARRAYS
+from workbench.lines.line import ARRAYS
+from workbench.trace import read as read_trace
 
 COMMANDS = ("train", "replay", "runs", "spikes", "demo", "lab")
 
@@ -199,7 +200,7 @@ def test_an_error_of_the_system_is_a_sentence(path, monkeypatch):
     def denied(*arguments):
         raise PermissionError(13, "Permission denied", "/somewhere/file")
 
-    monkeypatch.setattr("workbench.session.trace.write_atomic", denied)
+    monkeypatch.setattr("workbench.trace.write_atomic", denied)
     assert "/somewhere/file: Permission denied" in runs.here("replay", path, "--step", 6).sentence
 
 
@@ -212,7 +213,7 @@ def test_a_mistake_in_a_process_of_its_own():
 
 def test_an_error_that_is_not_ours_is_not_hidden(path, monkeypatch):
     """Only errors raised on purpose become sentences: a bug must not pass for bad input."""
-    monkeypatch.setattr("workbench.run.Run.spikes", lambda self: 1 / 0)
+    monkeypatch.setattr("workbench.run.Run.spikes", lambda self, window: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         runs.here("spikes", path)
 
@@ -269,7 +270,8 @@ def test_replay_json_has_this_shape(path):
     for item in found["items"].values():
         assert item.keys() == {"recorded", "replayed", "verdict", "detail"}
     trace = runs.strict((path / "traces" / "00000006.json").read_bytes())
-    assert {key: value for key, value in found.items() if key != "trace"} == trace
+    assert found["informational"] is False
+    assert {key: value for key, value in found.items() if key not in ("trace", "informational")} == trace
     silent = runs.here("replay", path, "--step", 6, "--json", "--no-probe")
     assert runs.strict(silent.out)["certified_probe"] is None
 
@@ -286,6 +288,21 @@ def test_a_quick_replay_performs_the_step_once_and_says_what_that_leaves_open(pa
     runs.edit_line(path, 6, batch_hash="0" * 64)
     assert runs.here("replay", path, "--step", 6, "--quick").code == 1
     assert runs.here("replay", path, "--step", 6, "--quick", "--context", 2).code == 2
+
+
+def test_a_quick_replay_keeps_the_fuller_trace_that_found_the_same(path, tmp_path):
+    whole = runs.here("replay", path, "--step", 6)
+    file = path / "traces" / "00000006.json"
+    kept = file.read_bytes()
+    said = runs.here("replay", path, "--step", 6, "--quick")
+    assert said.code == 0 and file.read_bytes() == kept
+    assert "00000006.json is kept: a replay with the same bits" in said.out + said.err
+    assert whole.code == 0 and open_run(path).trace(6).record.certified_probe is True
+    runs.here("replay", path, "--step", 6, "--quick", "--trace-dir", tmp_path)
+    assert read_trace(tmp_path / "00000006.json").record.certified_probe is None
+    runs.edit_line(path, 6, batch_hash="0" * 64)  # what was found then holds no more
+    assert runs.here("replay", path, "--step", 6, "--quick").code == 1
+    assert read_trace(file).record.certified_probe is None and not read_trace(file).exact
 
 
 def test_replay_of_a_range(path):
@@ -370,6 +387,8 @@ def test_runs_lists_also_a_damaged_one(path, tmp_path):
     assert said.code == 0
     broken, good = said.out.splitlines()[1:]
     assert broken.split()[0] == "broken" and "damaged" in broken and good.split()[:2] == ["run", "12"]
+    assert all(line == line.rstrip() for line in said.out.splitlines()), "a long problem does not widen the other lines"
+    assert {line.index(word) for line, word in ((broken, "broken"), (good, "run"))} == {0}
 
 
 def test_runs_of_an_empty_folder_and_of_a_run(path, tmp_path):
@@ -393,6 +412,38 @@ def test_spikes(path):
     first, second = runs.strict(runs.here("spikes", path, "--json").out)
     assert (first["step"], first["rule"], first["value"]) == (9, "loss_factor", 400.0)
     assert (second["step"], second["rule"], second["value"], second["threshold"]) == (11, "non_finite", None, None)
+
+
+def test_steps_of_one_event_are_one_line_and_json_has_them_all(path):
+    for step in (9, 10, 11):
+        runs.edit_line(path, step, loss=None, loss_bits="0x7fc00000" if step > 9 else "0x7f800000")
+    said = runs.here("spikes", path)
+    assert said.out == "steps 9 to 11 (segment 0), non_finite: at step 9, loss is inf\n"
+    assert [one["step"] for one in runs.strict(runs.here("spikes", path, "--json").out)] == [9, 10, 11]
+
+
+def test_spikes_looks_back_on_as_many_steps_as_it_is_told(path):
+    runs.edit_line(path, 9, loss=400.0, loss_bits="0x43c80000")
+    assert "last 6 steps" in runs.here("spikes", path, "--window", 6).out
+    said = runs.here("spikes", path, "--window", 9)
+    assert said.out == "no spikes. Steps 1 to 9 were not judged: a rule needs the 9 losses before a step.\n"
+    assert "last 6 values" in runs.here("spikes", path, "--rule", "loss_z", "--window", 6).out
+    assert runs.here("spikes", path, "--window", 3).code == 2
+    run = open_run(path)
+    assert run.spikes(window=6)["step"].tolist() == [9] and run.spikes(window=9).empty
+
+
+def test_spikes_and_autopsy_name_what_the_recorder_called_unstable(path, tmp_path):
+    for step in (7, 9):
+        runs.edit_line(path, step, unstable="gradient norm 3 is 4 times the median 0.75 of the last 50 steps")
+    said = runs.here("spikes", path).out
+    assert "No rule names steps 7, 9, which the recorder called unstable when it logged them: gradient norm 3" in said
+    assert open_run(path).unstable()["step"].tolist() == [7, 9]
+    found = open_run(path).autopsy(9, trace_dir=tmp_path)
+    assert found.verdict == "no-spike" and "called it unstable when it logged it" in found.reason
+    assert "gradient norm 3 is 4 times the median 0.75" in found.reason and "--examine" in found.reason
+    runs.edit_line(path, 9, loss=400.0, loss_bits="0x43c80000")
+    assert "No rule names step 7, which" in runs.here("spikes", path).out
 
 
 def test_spikes_of_a_run_without_steps(path):

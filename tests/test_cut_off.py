@@ -19,9 +19,10 @@ from helpers import mlp, mse
 import workbench as wb
 from workbench import step
 from workbench.interrupts import Deferral
+from workbench.lines.line import Line
 from workbench.lines.seal import Chain
+from workbench.lines.writer import Writer
 from workbench.saving import Save, Saver
-from workbench.telemetry import Line, Writer
 
 STEPS = 10
 Boom = type("Boom", (BaseException,), {})

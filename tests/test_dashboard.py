@@ -237,3 +237,49 @@ def test_an_empty_run_says_so(tmp_path):
     dashboard = Dashboard([run])
     assert dashboard.last_error is None and dashboard.table["step"].tolist() == [0]
     assert [text.get_text() for text in dashboard.figure().axes[0].texts] == ["not recorded"]
+
+
+@pytest.mark.parametrize(("value", "spelled"), [("NaN", "NaN"), ("Infinity", "inf"), ("-Infinity", "-inf")])
+def test_a_run_that_went_is_shown_as_it_ended(tmp_path, value, spelled):
+    log = tmp_path / "gone.jsonl"
+    losses = [*("2.5" for _ in range(8)), value, "2.4", *(value for _ in range(11))]
+    log.write_text("".join(f'{{"step": {step}, "loss": {loss}}}\n' for step, loss in enumerate(losses, 1)))
+    dashboard = Dashboard(log)
+    row = dashboard.table.iloc[0]
+    assert row["step"] == 21 and row["not_finite_since"] == 11 and str(row["loss"]) == str(float(value))
+    assert f">{spelled} since step 11</td>" in dashboard.numbers.value
+    dashboard.step.value = 9
+    assert f">{spelled}</td>" in dashboard.numbers.value
+    dashboard.step.value = 10
+    assert ">2.4</td>" in dashboard.numbers.value
+
+
+def test_a_run_that_goes_on_finite_ends_so(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text(
+        "".join(f'{{"step": {step}, "loss": {"NaN" if step == 5 else 2.0 + step}}}\n' for step in range(1, 9))
+    )
+    row = Dashboard(log).table.iloc[0]
+    assert row["loss"] == 10.0 and pd.isna(row["not_finite_since"])
+
+
+def test_a_run_that_can_not_be_read_hides_no_other(tmp_path, pair):
+    (tmp_path / "runs" / "bad").mkdir(parents=True)
+    pair[0].rename(tmp_path / "runs" / "good")
+    (tmp_path / "runs" / "bad" / "run.json").write_text("{")
+    dashboard = Dashboard(tmp_path / "runs")
+    assert dashboard.names == ["good"] and list(dashboard.unread) == ["bad"]
+    assert "bad can&#x27;t be read, so it is not shown: " in dashboard.status.value
+    assert dashboard.unread["bad"] == wb.list_runs(tmp_path / "runs").set_index("run").loc["bad", "problem"]
+    shutil.rmtree(tmp_path / "runs" / "good")
+    with pytest.raises(WorkbenchError, match="run.json"):
+        Dashboard(tmp_path / "runs")
+
+
+def test_empty_columns_and_long_names_push_no_number_away(tmp_path):
+    log = tmp_path / f"{'long' * 60}.csv"
+    pd.DataFrame({"step": [1, 2, 3], "loss": [3.0, 2.0, 1.5]}).to_csv(log, index=False)
+    numbers = Dashboard(log).numbers.value
+    assert "gradient" not in numbers and "learning" not in numbers and ">1.5</td>" in numbers
+    (name,) = [part for part in numbers.split("<td") if "longlong" in part]
+    assert "overflow-wrap:anywhere" in name and "nowrap" not in name

@@ -298,7 +298,7 @@ def test_non_finite_values_are_one_row_a_stretch_and_leave_the_windows_alone():
     broken = table[table["rule"] == "non_finite"]
     assert broken[["onset", "step", "last"]].to_numpy().tolist() == [[81, 81, 83], [101, 101, 101]]
     assert broken["explanation"].tolist() == [
-        "loss is nan, the first of 3 in a row that are not finite",
+        "loss is NaN, the first of 3 in a row that are not finite",
         "loss is -inf",
     ]
     assert broken["threshold"].isna().all()

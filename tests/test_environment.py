@@ -91,6 +91,39 @@ def test_a_process_is_told_from_another():
     assert len(done.stdout.strip()) == 32 and done.stdout.strip() != PROCESS
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, which says how a process began")
+def test_how_texts_are_hashed_is_what_the_process_began_with(monkeypatch):
+    assert look(PYTHONHASHSEED="3")["hash_seed"] == "3" and look(PYTHONHASHSEED="0")["hash_seed"] == "0"
+    assert look(PYTHONHASHSEED=None)["hash_seed"] == "random"
+    here = numeric_environment()["hash_seed"]
+    monkeypatch.setenv("PYTHONHASHSEED", "12345")
+    assert numeric_environment()["hash_seed"] == here
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux's MLX")
+def test_the_c_library_that_mlx_computes_with_is_named():
+    found = numeric_environment()["libc"]
+    assert found is None or found.split()[1][0].isdecimal()
+    assert (found or "glibc ").startswith("glibc ") or shutil.which("ldd") is None
+
+
+def test_a_variable_that_came_too_late_to_switch_compilation_off(monkeypatch):
+    if (numeric_environment()["jit_compiler"] or "").startswith("none"):
+        pytest.skip("nothing is compiled here")
+    monkeypatch.delenv("MLX_DISABLE_COMPILE", raising=False)
+    assert numeric_environment()["compile_disabled"] is None
+    monkeypatch.setenv("MLX_DISABLE_COMPILE", "1")
+    assert numeric_environment()["compile_disabled"] is False
+
+
+def test_limits_of_threads_are_seen_whenever_they_are_set(monkeypatch):
+    pool = {"user_api": "blas", "filepath": "/usr/lib/libx.so", "num_threads": 4}
+    monkeypatch.setattr(environment, "_pools", lambda: [pool])
+    assert environment._mlx_blas()["num_threads"] == 4 or sys.platform == "darwin"
+    pool["num_threads"] = 1
+    assert environment._mlx_blas()["num_threads"] == 1 or sys.platform == "darwin"
+
+
 def test_on_device_restores_the_default_also_after_an_error():
     before = mx.default_device()
     with pytest.raises(KeyError), on_device("cpu"):

@@ -5,18 +5,19 @@ import re
 import subprocess
 import sys
 import threading
+import warnings
 
 import matplotlib as mpl
 import matplotlib.colors
 import pandas as pd
 from matplotlib.figure import Figure
-from pictures import run
+from pictures import inside, legend, run
 from test_plots import layers
 
-from workbench.figures import img, number, png
+from workbench.detection.spike_table import find_spikes
+from workbench.figures import add_legend, blank, img, number, plain, png
 from workbench.plots import layer_norms, row_losses
 from workbench.screen.timeline_figure import timeline
-from workbench.spikes import find_spikes
 
 
 def every_figure():
@@ -96,3 +97,25 @@ def test_figures_are_built_without_pyplot_and_mlx():
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert isinstance(timeline(run()), Figure)
+
+
+def test_long_names_of_runs_leave_each_its_place_in_the_legend():
+    names = [f"sweep-{'lr3e-4-wd0.1-' * 7}attempt-{number}" for number in range(5)]
+    figure = blank(4)
+    axes = figure.subplots()
+    for name in [*names, "mine"]:
+        axes.plot([0, 1], label=name)
+    add_legend(figure, [axes])
+    said = legend(figure)
+    assert len(set(said)) == 6 and "mine" in said and all(text.startswith("sweep-lr3e-4") for text in said[:5])
+    assert [text[-9:] for text in said[:5]] == [f"attempt-{number}" for number in range(5)] and inside(figure)
+
+
+def test_a_name_with_letters_that_no_font_has_is_drawn_without_a_warning():
+    name = "lauf \N{CJK UNIFIED IDEOGRAPH-65E5}\N{CJK UNIFIED IDEOGRAPH-672C} é ✓"
+    assert plain(name) == "lauf □□ é ✓"  # what it has stays
+    figure = blank(1.0)
+    figure.text(0.1, 0.5, plain(name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        png(figure)

@@ -155,7 +155,10 @@ def test_a_first_loss_above_a_uniform_guess(healthy, loss, odd):
     found = changed(healthy, step=1, **fields)
     assert len(found) == odd and all("above ln(32) = 3.466" in text for text in found)
     assert changed(healthy, step=2, **fields) == []
-    assert changed(healthy, step=1, **fields | {"targets": None}) == []
+    rows = fields | {"targets": None, "row_targets": [CTX] * ROWS}  # a loss function that says nothing of what counts
+    assert changed(healthy, step=1, **rows) == found
+    assert changed(healthy, step=1, **rows | {"row_targets": [None] + [CTX] * (ROWS - 1)}) == []
+    assert changed(healthy, step=1, **rows | {"row_targets": None}) == []
 
 
 def test_a_notebook_shows_them_escaped(healthy):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from workbench.errors import RunError
 from workbench.fingerprint import METHODS, fingerprint, fingerprint_json, known_method, lane_of, lanes
 from workbench.host import float_views, square_sum
+from workbench.lines.line import LANES
 from workbench.mixing import digest
-from workbench.telemetry import LANES
 
 DTYPES = {"float32": 32, "bfloat16": 16, "float16": 16, "uint64": 64, "int32": 32, "uint8": 8}
 

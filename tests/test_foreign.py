@@ -234,14 +234,16 @@ def test_null_missing_and_each_word_for_not_finite_are_kept_apart(log):
     assert run.steps["step"].tolist() == [1, 2, 3, 5, 6]
     assert run.steps["loss_recorded"].tolist() == [True, True, True, False, True]
     assert run.steps["loss"].tolist()[1] == -math.inf and run.steps["loss"].tolist()[4] == math.inf
-    assert "1 entries have null for 'loss'" in told(run) and "1 entries have a step and none of these" in told(run)
+    assert "1 entry has null for 'loss'" in told(run)
+    assert "1 entry has a step and none of these values; it is no row." in told(run)
 
 
 def test_a_torn_last_line_is_tolerated_and_a_damaged_one_is_named(log):
     whole = [{"step": step, "loss": 2.0} for step in (1, 2)]
     text = "".join(json.dumps(line) + "\n" for line in whole)
-    run = wb.open_run(log(text + '{"step": 5, "lo'))
-    assert run.last_step == 2 and "line 3: unfinished" in told(run)
+    for end in ("", "\n", "\n\n", "\n" * (1 << 20)):
+        run = wb.open_run(log(text + '{"step": 5, "lo' + end))
+        assert run.last_step == 2 and "line 3: unfinished" in told(run)
     for bad in ("[]", "null", '{"step": 5, "lo', '{"step":3}{"step":4}'):
         with pytest.raises(TelemetryError, match="line 3: .* is no JSON object"):
             wb.open_run(log(text + bad + "\n" + json.dumps({"step": 9, "loss": 1.0}) + "\n"))
@@ -297,7 +299,7 @@ def test_csv(log, sign):
         *((1, 2.5, True, 0.1), (2, None, True, 0.1), (3, None, False, 0.1)),
         (4, 0.1 + 0.2, True, 1e-5),
     ]
-    assert "1 rows have no 'step'" in told(run)
+    assert "1 row has no 'step'; it is left out." in told(run)
 
 
 def test_a_field_of_csv_that_is_no_number_is_named(log):
@@ -437,16 +439,22 @@ def test_a_log_without_a_loss_is_not_said_to_have_no_spikes(log):
     path = log([{"step": step, "train/ce": 2.0 - step / 1e3, "val/loss": 2.0} for step in range(1, 201)])
     for more in ((), ("--rule", "all")):
         said = runs.here("spikes", path, *more)
-        assert said.code == 0 and said.out.startswith("No loss was judged: no key of ")
-        assert "--columns loss=KEY" in said.out and "(its keys: 'step', 'train/ce', 'val/loss')" in said.out
+        assert said.code == 2 and "No loss was judged: no key of " in said.err and not said.out
+        assert "--columns loss=KEY" in said.err and "(its keys: 'step', 'train/ce', 'val/loss')" in said.err
     said = runs.here("spikes", path, "--json")
-    assert runs.strict(said.out) == [] and "No loss was judged" in said.err
+    assert said.code == 2 and not said.out and "No loss was judged" in said.err
     assert runs.here("spikes", path, "--columns", "loss=train/ce").out.startswith("no spikes. Steps 1 to 50 were not")
 
 
 def test_the_gradient_norms_of_a_log_without_a_loss_are_judged(log):
-    said = runs.here("spikes", log([{"step": step, "ce": 2.0, "grad_norm": 1.0} for step in range(1, 9)]))
-    assert said.out.startswith("no spikes. No loss was judged: no key of ")
+    path = log(
+        [{"step": step, "ce": 2.0, "grad_norm": 9.0 if step == 80 else 1.0 + step / 1e3} for step in range(1, 99)]
+    )
+    said = runs.here("spikes", path)
+    assert said.code == 2 and "No loss was judged: no key of " in said.err and not said.out
+    assert "Its gradient norms are judged with --rule grad_norm_median." in said.err
+    said = runs.here("spikes", path, "--rule", "grad_norm_median")
+    assert said.code == 0 and said.out.startswith("step 80 (segment 0), grad_norm_median")
 
 
 def test_columns_are_gathered_and_named_once(log):
@@ -525,6 +533,9 @@ def test_the_panel_opens_a_log_and_each_view_says_what_can_not_be_verified(log):
     for view in ("Batch", "Cause", "Environment"):
         panel.view.value = view
         assert "is only a log" in "".join(widget.value for widget in panel.parts[view])
+    assert panel.trying.layout.display == panel.measure_button.layout.display == "none", "they could only fail"
+    assert panel.replay_button.disabled and panel.cause_button.disabled and not panel.machine_button.disabled
+    assert "No replay" in panel.estimate.value and "only a log" not in panel.estimate.value, "it is said above"
     panel.view.value = "Timeline"
     assert panel.still() and panel.last_error is None
     with pytest.raises(ReplayError, match="only a log"):
@@ -538,3 +549,29 @@ def test_a_log_that_grows_is_read_again(log):
     with open(path, "a") as file:
         file.write("".join(json.dumps(line) + "\n" for line in spiking()[50:]))
     assert run.last_step == 120 and len(run.steps) == 120
+
+
+def test_a_decimal_comma_is_named(log):
+    with pytest.raises(
+        TelemetryError, match="line 3: column 'loss' has '1,25'; expected a number with a decimal point"
+    ):
+        wb.open_run(log("step;loss\n1;2\n2;1,25\n"))
+    with pytest.raises(TelemetryError, match="has '1,2,5'; expected a number$"):
+        wb.open_run(log("step;loss\n1;2\n2;1,2,5\n"))
+
+
+def test_what_a_file_begins_with_is_said_as_text(log):
+    with pytest.raises(TelemetryError, match="it begins with 'hello there'"):
+        wb.open_run(log("hello there"))
+
+
+def test_the_telemetry_of_a_run_points_to_its_folder(tmp_path):
+    run = runs.recorded(tmp_path)
+    said = runs.here("replay", run / "telemetry.jsonl", "--step", "3")
+    assert said.code == 2 and f"it is the telemetry of the run {run}: name the folder, {run}, to replay" in said.err
+
+
+def test_the_report_of_a_log_does_not_speak_of_data(log, tmp_path):
+    path = log([{"step": step, "loss": 2.0} for step in range(1, 9)])
+    said = runs.here("report", path, "--step", "3", "--out", tmp_path / "r.html")
+    assert said.code == 0 and "It holds numbers, keys and the path of the log: look" in said.out

@@ -13,8 +13,9 @@ from workbench.batches.batch import sampler_of
 from workbench.checkpoints import checkpoint_reader
 from workbench.errors import ExperimentError, ReplayError, RunError, WorkbenchError
 from workbench.forking import FORKABLE, forked
+from workbench.trainer.options import OPTIONS
 from workbench.trainer.schedule import lr_at
-from workbench.trainer.training import OPTIONS, train_run
+from workbench.trainer.training import train_run
 
 STEPS, AT = 10, 5
 SETTINGS = runs.SMALL | {"save_every": 4, "dropout": 0.1, "spike_window": 4}

@@ -9,9 +9,9 @@ from workbench import compare, fingerprint, gates, snapshot
 from workbench.compare import Item, compare_evidence
 from workbench.experiment import as_batch
 from workbench.host import raw_views
+from workbench.lines.line import LANES
 from workbench.observe import observe
 from workbench.step import Stepper
-from workbench.telemetry import LANES
 from workbench.trace import Difference
 
 
@@ -66,7 +66,7 @@ def test_faithful_is_red_when_the_way_there_departed_although_the_step_agrees():
 def test_sensitive_is_green_for_the_real_checker(performed):
     gate = gates.sensitive(*performed)
     assert gate.verdict == "exact"
-    # Each of 13 items, the batch, and what is behind each of the six lanes.
+    # Each of 14 items, the batch, and what is behind each of the six lanes.
     assert "each of 21 planted one-bit changes" in gate.explanation
 
 
@@ -151,6 +151,17 @@ def test_it_works_for_other_dtypes_and_optimizers(dtype, make):
     result = stepper(batch)
     seen = observe(stepper, batch, result, job.sampler.state_dict())
     assert gates.sensitive(batch, state_of(job, 1), seen).verdict == "exact"
+
+
+def test_it_counts_only_the_changes_that_it_planted():
+    """SGD keeps no `m`: the norms of it are undefined, and so is no bit of them; nor has the lane an array."""
+    job = experiment(optimizer=optim.SGD(1e-3))
+    stepper = Stepper(job)
+    batch = as_batch(next(job.sampler))
+    seen = observe(stepper, batch, stepper(batch), job.sampler.state_dict())
+    assert seen.evidence()["adam_m_norms"] == [None, None]
+    # 13 items, the batch, and what is behind five lanes.
+    assert "each of 19 planted one-bit changes" in gates.sensitive(batch, state_of(job, 1), seen).explanation
 
 
 @pytest.mark.parametrize("cursor", [{}, {"text": "a"}, {"deep": {"n": 1}}, {"yes": True, "n": 3}])

@@ -48,11 +48,13 @@ def test_cells_are_layers_by_steps_and_a_panel_is_a_kind():
     assert gradient.images[0].get_clim() == (-LIMIT, LIMIT)
 
 
-def test_beyond_the_threshold_is_a_dot_and_the_first_of_a_row_has_a_ring():
-    off = {("embedding", 10): 8.0, ("embedding", 11): -9.0, ("blocks.0.mlp.up", 12): 6.5, ("", 12): 5.9}
+def test_beyond_the_threshold_is_a_dot_and_where_a_row_is_off_from_then_on_a_ring():
+    off = {("embedding", step): z for step, z in ((8, 7.0), (10, 8.0), (11, -9.0), (12, 7.0))}
+    off |= {("blocks.0.mlp.up", 12): 6.5, ("", 12): 5.9, ("blocks.0.attention.query", 9): 9.0}
     figure = onset_map(scores(gradient=off), step=12)
     found = marks(panels(figure)[1])
-    assert sorted(found["."]) == [(6, 0), (7, 0), (8, 2)] and sorted(found["o"]) == [(6, 0), (8, 2)]
+    assert sorted(found["."]) == [(4, 0), (5, 1), (6, 0), (7, 0), (8, 0), (8, 2)]
+    assert sorted(found["o"]) == [(6, 0), (8, 2)]  # what came back has none
     assert found["x"] == [] == marks(panels(figure)[0])["."]
     assert len(marks(panels(onset_map(scores(gradient=off), step=12, threshold=5))[1])["o"]) == 3
 
@@ -81,7 +83,7 @@ def test_labels_name_layers_steps_and_units():
     assert first.get_xticklabels()[0].get_text() == "0"  # the last step always has its label
     texts = " ".join(text.get_text() for text in figure.texts)
     assert "Layers before step 12" in texts and "robust z of the logarithm of the L2 norm" in texts
-    assert "beyond 6" in texts and "first in its row" in texts and "steps from step 12" in texts
+    assert "beyond 6" in texts and "left here" in texts and "steps from step 12" in texts
     bar = next(axes for axes in figure.axes if not axes.images and axes.collections)
     assert [text.get_text() for text in bar.get_xticklabels()] == ["-12", "-6", "0", "6", "12"]
 

@@ -28,7 +28,9 @@ from workbench import interpreter, lab, trace, verdict
 from workbench.errors import CheckpointError, DataError, ExperimentError, RunError, WorkbenchError
 from workbench.panel import Panel
 from workbench.printed import printable
-from workbench.run import list_runs, open_run
+from workbench.record import Recorder
+from workbench.recorded.listing import list_runs
+from workbench.run import open_run
 from workbench.trainer.corpus import Corpus
 
 TAG = "<img src=x onerror=alert(1)>"
@@ -180,7 +182,7 @@ def test_a_data_file_anywhere_is_used_only_if_it_is_the_one_that_the_run_had(run
         assert "1234" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["run.json", "telemetry.jsonl", "checkpoints", "traces"])
+@pytest.mark.parametrize("name", ["run.json", "telemetry.jsonl", "checkpoints", "traces", "batches"])
 def test_a_part_of_the_run_that_is_a_link_out_of_it(run, tmp_path, name):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -195,6 +197,16 @@ def test_a_part_of_the_run_that_is_a_link_out_of_it(run, tmp_path, name):
         open_run(run)
     assert runs.here("replay", run, "--step", 6).sentence and runs.digest(elsewhere) == before
     assert "leads out" in list_runs(run.parent).set_index("run")["problem"]["run"]
+
+
+@pytest.mark.parametrize("name", ["telemetry.jsonl", "batches"])
+def test_no_run_is_begun_where_a_part_of_it_would_stand_elsewhere(tmp_path, name):
+    """It was recorded, its lines written to where the link leads, and then nobody could open it."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match=f"{name} is a link that leads out of the run, to .*elsewhere"):
+        Recorder(tmp_path / "run", *runs.parts(runs.build()), compile=False)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_link_within_the_run_is_none_out_of_it(run):

@@ -1,6 +1,7 @@
 """Situations of recording and replay that users met, by their numbers. Others stand with what they are about."""
 
 import mlx.core as mx
+import mlx.nn as nn
 import mlx.optimizers as optim
 import pytest
 import zoo
@@ -89,6 +90,33 @@ def test_r9_a_module_under_two_names_has_two_equal_entries_and_a_lost_one_is_nam
     torn = state.weights | {"alias.weight": state.weights["alias.weight"] + 1}
     with pytest.raises(ExperimentError, match="two entries share that path"):
         restore(other, State(3, torn, state.optimizer, state.rng, state.cursor))
+
+
+class Twice(nn.Module):
+    """An embedding, and a head that begins as the same array."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.head = self.embedding if module else nn.Linear(4, 5, bias=False)
+        if not module:
+            self.head.weight = self.embedding.weight
+
+    def __call__(self, x):
+        return self.head.as_linear(self.embedding(x)) if self.head is self.embedding else self.head(self.embedding(x))
+
+
+@pytest.mark.parametrize("module", [False, True], ids=["one array", "one module"])
+def test_r9_one_array_under_two_paths_is_no_tie(tmp_path, module, recwarn):
+    mx.random.seed(1)
+    model = Twice(module)
+    parts = (model, optim.Adam(1e-2), lambda model, x, y: nn.losses.cross_entropy(model(x), y, reduction="mean"))
+    with wb.Recorder(tmp_path / "run", *parts, compile=False, save_every=9) as recorder:
+        for number in range(3):
+            recorder.step((mx.array([number, 1]), mx.array([2, 3])))
+    said = [str(one.message) for one in recwarn if "were one array" in str(one.message)]
+    assert len(said) == (0 if module else 1)
+    assert module or said[0].startswith("embedding.weight, head.weight were one array when the first step began")
 
 
 def test_m3_a_number_that_changes_every_step_compiles_nothing_anew(tmp_path):

@@ -1,5 +1,6 @@
 """`workbench lab`: a working copy of the notebooks that never writes over a person's edits, and JupyterLab on it."""
 
+import html
 import json
 import shutil
 import sys
@@ -8,10 +9,12 @@ from urllib.parse import unquote
 import ipywidgets as W
 import nbformat
 import pytest
+import recordings
 import runs
 
+import workbench as wb
 from workbench import lab
-from workbench.errors import WorkbenchError
+from workbench.errors import FactoryNeeded, WorkbenchError
 
 
 @pytest.fixture
@@ -162,3 +165,68 @@ def test_notebooks_and_data_are_shipped():
     assert (shared("data") / "shakespeare.txt").exists()
     with pytest.raises(WorkbenchError, match="the folder nonsense is neither in .* nor beside it; install"):
         shared("nonsense")
+
+
+# ---- a run of one's own loop
+
+SCRIPT = """\
+import runs, workbench as wb
+from recordings import recorder
+with recorder("own") as recording:
+    for batch in recording.batches(4):
+        recording.step(batch)
+"""
+
+
+@pytest.fixture
+def own(started, tmp_path, monkeypatch):
+    """A run of a loop of one's own, as a script records it, which it names without consent to run it."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    run = recordings.record(tmp_path / "own", 4)
+    runs.edit_json(run.path / "run.json", lambda held: held["rebuild"].update(script=str(script), argv=[]))
+    monkeypatch.setenv("WORKBENCH_RUN", "to be undone")
+    yield run
+    W.Widget.close_all()
+
+
+def test_the_script_of_a_loop_of_ones_own_is_named_and_its_steps_are_replayed(own, started, tmp_path, monkeypatch):
+    assert runs.here("lab", own.path, "--factory", "train.py").code == 0
+    folder = tmp_path / "spike-workbench"
+    monkeypatch.chdir(folder)  # as JupyterLab has it
+    cell = nbformat.read(folder / shown(started[-1][1]), as_version=4).cells[1]["source"]
+    names: dict = {}
+    exec(cell, names)
+    assert cell.splitlines()[-2] == f"panel = wb.Panel(run={str(own.path)!r}, factory={str(tmp_path / 'train.py')!r})"
+    assert names["panel"]._doer._factory == str(tmp_path / "train.py")  # and `Run.replay` takes it
+    assert own.replay(3, factory=str(tmp_path / "train.py"), fresh_process=False).exact
+    monkeypatch.chdir(tmp_path)
+    assert runs.here("lab", own.path).code == 0 and shown(started[-1][1]) == "own.ipynb"  # it opens this run, too
+    assert runs.here("lab", own.path, "--factory", "jobs:build").code == 0
+    assert shown(started[-1][1]) == "own-2.ipynb"
+    code = nbformat.read(folder / "own-2.ipynb", as_version=4).cells[1]["source"]
+    assert f"sys.path.insert(0, {str(tmp_path)!r})" in code and "factory='jobs:build')" in code
+
+
+@pytest.mark.parametrize(
+    ("run", "factory", "words"),
+    [
+        ("own", "gone.py", "the script gone.py is not there; expected the one that recorded"),
+        ("own", "no_such", "the factory 'no_such' is no module that is found from"),
+        ("run", "train.py", "is rebuilt by it; leave --factory train.py out"),
+        (None, "train.py", "names what rebuilds a run, and no run is given; leave it out"),
+    ],
+)
+def test_a_factory_that_is_none_is_refused_before_anything_is_opened(own, started, tmp_path, run, factory, words):
+    if run == "run":
+        runs.recorded(tmp_path)
+    said = runs.here("lab", *([] if run is None else [tmp_path / run]), "--factory", factory)
+    assert said.code == 2 and words in said.err and not started and not (tmp_path / "spike-workbench").exists()
+
+
+def test_the_panel_says_how_it_is_opened_with_the_code_that_is_missing(own, tmp_path):
+    panel = wb.Panel(run=own.path)
+    with pytest.raises(FactoryNeeded):
+        panel.replay(3)
+    line = f"wb.Panel(run={str(own.path)!r}, factory={str(tmp_path / 'train.py')!r})"
+    assert line in html.unescape(panel.error.value)

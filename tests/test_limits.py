@@ -11,7 +11,7 @@ from workbench.cause.counterfactual import Trials
 from workbench.cause.inquiry import Inquiry
 from workbench.checkpoints import checkpoint_reader
 from workbench.interventions.scene import Scene
-from workbench.run import CHECKPOINTS
+from workbench.recorded.layout import CHECKPOINTS
 
 STEP, FIRST = 40, 30
 

@@ -12,7 +12,7 @@ import time
 import pytest
 import runs
 from helpers import python
-from test_record import record, recorder
+from recordings import record, recorder
 
 from workbench import open_run
 from workbench.errors import RunError
@@ -52,6 +52,39 @@ def test_the_second_is_told_pid_and_host_of_the_first(tmp_path):
     assert second.stale is None
     second.release()
     second.release()  # no error
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_in_its_place_is_never_written_through(tmp_path, there):
+    """As a run that someone sent may have it: what it leads to was overwritten with the owner's name."""
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    record(run, 2)
+    if there:
+        victim.write_text("years of work")
+    (run / NAME).symlink_to(victim)
+    with pytest.raises(RunError, match=rf"{NAME} is a link to .*victim; .* remove the link"):
+        recorder(run, resume=True)
+    assert (victim.read_text() if there else victim.exists()) == ("years of work" if there else False)
+    (run / NAME).unlink()
+    recorder(run, resume=True).close()
+
+
+def test_a_run_that_could_not_be_begun_is_not_taken(tmp_path, monkeypatch):
+    """Its own loop tries once more, in a notebook say, when there is room again; or another one does."""
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    recording, other = recorder(tmp_path / "run"), recorder(tmp_path / "run")
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        patched.setattr("workbench.manifest.write", full)
+        recording.step(next(recording.experiment.sampler))
+    for batch in recording.batches(3):
+        recording.step(batch)
+    with pytest.raises(RunError, match="just now, by process|already holds a run"):
+        other.step(next(other.experiment.sampler))
+    recording.close()
+    assert all(open_run(tmp_path / "run").replay(step, experiment=runs.build()).exact for step in (1, 3))
 
 
 def test_another_process_is_refused_by_its_owner_s_name(tmp_path):

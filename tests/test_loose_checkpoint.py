@@ -167,8 +167,8 @@ def test_other_formats_are_refused_by_name(tmp_path):
     (tmp_path / "text.npz").write_text("hello, this is text")
     (tmp_path / "folder").mkdir()
     for name, words in (
-        *(("m.h5", "HDF5"), ("m.gguf", "GGUF"), ("orbax", "orbax"), ("empty.safetensors", "begins with b''")),
-        *(("text.npz", "no file of tensors"), ("folder", "without model.safetensors.index.json")),
+        *(("m.h5", "HDF5"), ("m.gguf", "GGUF"), ("orbax", "orbax"), ("empty.safetensors", "it is empty")),
+        *(("text.npz", "it begins with 'hello"), ("folder", "without model.safetensors.index.json")),
         ("nothing.npz", "can't be read"),
     ):
         with pytest.raises(CheckpointError, match=words):

@@ -8,6 +8,7 @@ import pytest
 from models import Tokens, job
 
 from workbench import Recorder, open_run
+from workbench.detection.window import NORMAL_SIGMA_PER_MAD
 from workbench.probes.neighbours import (
     COLUMNS,
     FEW,
@@ -21,7 +22,6 @@ from workbench.probes.neighbours import (
     scored,
 )
 from workbench.probes.trace_tables import KINDS
-from workbench.spikes import NORMAL_SIGMA_PER_MAD
 from workbench.trainer.model import loss
 
 
@@ -112,7 +112,7 @@ def test_numbers_that_stand_side_by_side_do_not_mix():
     found = scored(both)
     assert found[found["layer"] == "a"]["z"].tolist()[4:] == pytest.approx(z(VALUES)[4:])
     assert found[found["layer"] == "b"]["z"].tolist()[4:] == [0] * 5
-    assert found.columns.tolist() == [*COLUMNS, "z"] and len(found) == len(both)
+    assert found.columns.tolist() == [*COLUMNS, "healthy", "z"] and len(found) == len(both)
 
 
 def test_notices():
@@ -192,7 +192,7 @@ def test_a_step_measures_the_same_alone_and_among_its_neighbours(run, context):
 
 def test_the_frame_is_tidy_and_holds_everything(context):
     frame = context.frame
-    assert frame.columns.tolist() == ["step", "layer", "path", "kind", "statistic", "value", "z"]
+    assert frame.columns.tolist() == ["step", "layer", "path", "kind", "statistic", "value", "healthy", "z"]
     assert not frame.duplicated(["step", "path", "kind", "statistic"]).any()
     assert set(frame["kind"]) == {
         *("activation", "activation_gradient", "gradient", "weight", "adam_m", "adam_v", "update"),
@@ -236,7 +236,9 @@ def test_scores_are_of_the_step_alone_the_farthest_first(context):
         & (context.frame["step"] < ODD)
     ]
     assert row["median"].item() == own["value"].median() and row["z"].item() > THRESHOLD
-    assert "numbers stand beyond 6 robust deviations; the first norm far off was the " in context.sentence()
+    assert "numbers stand beyond 6 robust deviations; the first norm to leave its usual range was the " in (
+        context.sentence()
+    )
 
 
 def test_fewer_steps_before_are_used_and_that_is_said(run):
@@ -276,3 +278,12 @@ def test_the_numbers_of_a_trace_without_attention_or_logits(context):
     found = numbers(type(context.trace)(bare))
     assert set(found["kind"]) == {"activation", "gradient", "adam_m", "adam_v", "step"}
     assert found["step"].unique().tolist() == [ODD]
+
+
+def test_gradients_are_computed_from_the_last_layer_to_the_first(context):
+    """As the panel says, too, which layer left its usual range first."""
+    onset, layers = context.onset(threshold=2.0), context.trace.record.layers
+    for (_, kind), rows in onset.groupby(["step", "kind"], sort=False):
+        places = [layers.index(layer) for layer in rows["layer"]]
+        assert places == sorted(places, reverse=kind in ("gradient", "activation_gradient")), kind
+    assert onset.groupby(["step", "kind"]).size().max() > 1

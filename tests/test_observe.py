@@ -13,9 +13,9 @@ from workbench.bits import bits_float
 from workbench.compare import ITEMS
 from workbench.experiment import as_batch, batch_hash, random_key, state_arrays
 from workbench.fingerprint import lanes
+from workbench.lines.line import ARRAYS
 from workbench.observe import learning_rate, observe
 from workbench.step import Stepper
-from workbench.telemetry import ARRAYS
 
 
 def observed(job, steps=3):

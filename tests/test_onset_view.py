@@ -63,6 +63,7 @@ def test_what_is_not_alike_is_not_put_beside(run, what):
     elif what == "elsewhere":
         runs.edit_json(path, lambda trace: trace["environment"].update(mlx="0.1.0"))
     else:
+        path.unlink()  # a fuller one is kept
         run.replay(SPIKE - 3, with_probe=False, repeat=False)
     assert "by the telemetry of steps" in of(run)[0]
 

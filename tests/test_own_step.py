@@ -177,7 +177,10 @@ def test_it_is_compiled_only_if_asked(tmp_path):
     assert wb.Experiment(*Clipped().parts()).options.compile is True
 
 
-@pytest.mark.parametrize("look", [lambda loss: loss.item(), lambda loss: loss > 0 and None, mx.eval], ids=str)
+LOOKS = {"item": lambda loss: loss.item(), "truth": lambda loss: loss > 0 and None, "eval": mx.eval}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 def test_a_compiled_step_that_evaluates_an_array_is_told_apart_from_a_compiled_function_in_it(tmp_path, look):
     class Looking(Clipped):
         def step(self, x, y):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import runs
 
-from workbench import compare_runs, fork, open_run
+from workbench import compare_runs, fork, fork_point, open_run
 from workbench.bits import flip_bit, float_bits
 from workbench.compare import ITEMS, compare_evidence, overall
 from workbench.errors import ReplayError, RunError
@@ -320,7 +320,7 @@ class Shuffled(runs.Numbers):
         return x, x.sum(1, keepdims=True)
 
 
-def record(out, *, sampler=None, lr=1e-2, beta2=0.95, arguments=None, seed=7, steps=4):
+def record(out, *, sampler=None, lr=1e-2, beta2=0.95, arguments=None, seed=7, steps=4, **recording):
     mx.random.seed(seed)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     optimizer = optim.AdamW(lr, betas=[0.9, beta2], bias_correction=True)
@@ -332,9 +332,9 @@ def record(out, *, sampler=None, lr=1e-2, beta2=0.95, arguments=None, seed=7, st
         runs.squares,
         sampler or runs.Numbers(),
         compile=False,
-        save_every=0,
         spikes=None,
         **factory,
+        **({"save_every": 0} | recording),
     ) as recorder:
         for batch in recorder.batches(steps=steps):
             recorder.step(batch)
@@ -583,3 +583,52 @@ def test_command_line_refuses_with_a_sentence(tmp_path):
     assert "nowhere does not exist" in runs.here("compare", plain(), "nowhere").sentence
     assert "RUN_B" in runs.here("compare", plain()).sentence
     assert "segment 3" in runs.here("compare", plain(), plain(), "--segment-a", 3).sentence
+
+
+# ---- how scripts were started
+
+
+def started(path, *argv, script="/jobs/train.py"):
+    runs.edit_json(path / "run.json", lambda held: held["rebuild"].update(script=script, argv=list(argv)))
+    return path
+
+
+def settings(found):
+    return [(one.name, one.kind, one.a, one.b) for one in found.settings]
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return [record(tmp_path / name) for name in ("base", "other")]
+
+
+def test_an_option_that_only_names_the_runs_own_folder_is_no_setting(pair):
+    a, b = started(pair[0], "--out", "runs/base", "--lr=3"), started(pair[1], "--lr", "3", "--out", "elsewhere/other")
+    found = compare_runs(a, b)
+    assert settings(found) == [("argv", "no effect", "--out runs/base", "--out elsewhere/other")]
+    assert found.attribution == "identical" and "although" not in found.sentence
+
+
+def test_options_that_differ_are_one_knob_in_one_line(pair):
+    a = started(pair[0], "--out", "runs/base", "--fault", "lr", "--at", "-1", "-v", "corpus.txt")
+    b = started(pair[1], "--at=5", "--fault", "lr", "--out", "runs/other", "other.txt")
+    assert settings(compare_runs(a, b)) == [("argv", "knob", "--at -1 -v corpus.txt", "--at 5 other.txt")]
+
+
+def test_two_scripts_are_other_code_with_their_command_lines(pair):
+    a, b = started(pair[0], "--out", "runs/base"), started(pair[1], "a b", script="/jobs/fork.py")
+    assert settings(compare_runs(a, b)) == [("script", "code", "train.py --out runs/base", "fork.py 'a b'")]
+
+
+def test_a_fork_of_a_loop_of_ones_own_is_said_with_its_changes(tmp_path):
+    base = record(tmp_path / "base", save_every=2)
+    point = fork_point(base, 2, changes=["lr=0.5x", "reset=m"])
+    job = runs.build()
+    with Recorder(tmp_path / "forked", *runs.parts(job), compile=False, fork=point) as recorder:
+        job.optimizer.learning_rate = 5e-3  # which is the loop's to make
+        for batch in recorder.batches(steps=4):
+            recorder.step(batch)
+    found = compare_runs(base, tmp_path / "forked")
+    assert ("fork.reset", "knob", None, "m") in settings(found)
+    assert any(one.name == "lr" and one.kind == "knob" for one in found.settings)
+    assert "forked is a fork of base, from its state 2, with lr=0.5x and reset=m." in found.notices

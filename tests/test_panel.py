@@ -193,7 +193,7 @@ def test_a_run_without_spikes(tmp_path):
     shutil.copytree(runs.recorded_read_only(), tmp_path / "calm")
     runs.edit_json(tmp_path / "calm" / "run.json", lambda m: m["spikes"].update(window=50))
     panel = Panel(tmp_path, "calm")
-    assert panel.spikes.options == (("none found", None),) and panel.spikes.value is None
+    assert panel.spikes.options == (("no step was judged", None),) and panel.spikes.value is None
     assert panel.step.value == runs.STEPS and "0 spikes" in seen(panel) and panel.last_error is None
     assert "validation loss" in _facts(panel, 10)
     assert f"None of these {runs.STEPS} steps was judged" in _facts(panel, 10)
@@ -299,7 +299,7 @@ def test_a_segment_is_chosen_only_where_segments_differ(two_segments):
 def test_a_spike_is_shown_in_its_own_segment(two_segments):
     panel = Panel(two_segments, "spiked")
     labels = [label for label, _ in panel.spikes.options]
-    assert labels == [f"{SPIKE} · loss_z · loss {loss(SPIKE)} · segment 0"]
+    assert labels == [f"{SPIKE} · segment 0 · loss_z · loss {loss(SPIKE)}"]
     panel.step.value = 10
     panel.spikes.value = (SPIKE, 0)
     assert (

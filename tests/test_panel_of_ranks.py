@@ -13,6 +13,7 @@ from panels import look, plain, press, seen
 from ranks_job import SPIKE
 from test_ranks import SETUP, unable
 
+from workbench.errors import ReplayError
 from workbench.panel import Panel
 from workbench.ranks.launching import launch_command
 from workbench.run import Run
@@ -97,10 +98,14 @@ def test_replay_is_performed_by_all_ranks(panel):
 
 
 def test_what_one_process_would_have_to_do_is_refused_in_a_sentence(panel):
-    for button in (panel.cause_button, panel.measure_button):
-        press(panel, button)
-        assert "was recorded by 2 ranks together" in plain(panel.error.value)
-        assert "Traceback" not in panel.error.value and not panel.replay_button.disabled
+    for button in (panel.cause_button, panel.measure_button, panel.doctor_button, panel.try_button):
+        assert button.disabled and not panel.replay_button.disabled
+    for text in (plain(panel.estimate.value), plain(look(panel, "Cause"))):
+        assert "Recorded by 2 ranks together: causes are not looked for" in text
+    assert panel.trying.layout.display == panel.measure_button.layout.display == "none"
+    with pytest.raises(ReplayError, match="was recorded by 2 ranks together"):
+        panel.autopsy(SPIKE)
+    assert "Traceback" not in panel.error.value and not panel.replay_button.disabled
 
 
 def test_cancel_ends_the_ranks_too(panel, tmp_path):

@@ -106,6 +106,9 @@ def test_short_names():
     assert short_names(["a.b"]) == ["a.b"] and short_names([]) == []
     (long, _) = short_names(["encoder.7.a_very_long_module_name.projection", "x"])
     assert len(long) == 26 and long.startswith("e7.a_ver…") and long.endswith(".projection")
+    path = "language_model.transformer.decoder.hidden_layers.{}.self_attention.query_projection"
+    deep = short_names([path.format(0), path.format(11), "language_model.norm", "vision.norm"])
+    assert deep == ["…h0.self….query_projection", "…h11.sel….query_projection", "language_model.norm", "vision.norm"]
 
 
 # ---- rows of a batch
@@ -126,10 +129,10 @@ def test_row_losses_are_bars_by_share():
 def test_rows_that_are_not_finite_come_first():
     table = pd.DataFrame({"row": [0, 1, 2], "loss": [2.0, NAN, 3.0], "share": [NAN, NAN, NAN]})
     (axes,) = row_losses(table, step=1).axes
-    assert texts(axes) == ["loss 2", "loss nan", "loss 3"]
+    assert texts(axes) == ["loss 2", "loss NaN", "loss 3"]
     table["share"] = [0.4, 0.9, 0.6]
     (axes,) = row_losses(table, step=1).axes
-    assert texts(axes) == ["loss nan", "60.0 %   loss 3", "40.0 %   loss 2"]
+    assert texts(axes) == ["loss NaN", "60.0 %   loss 3", "40.0 %   loss 2"]
 
 
 def test_a_row_whose_mean_is_not_known_has_its_share():

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from workbench import list_runs, open_checkpoint, open_run
 from workbench.cli import main
-from workbench.printed import printing
+from workbench.printed import called, printing
 from workbench.recorded.checkpoint_sizes import checkpoint_sizes, size_frame
 
 ENCODINGS = ("ascii", "latin-1", "cp437", "utf-8")
@@ -162,3 +162,36 @@ def test_no_bar_stands_above_an_error_of_training(tmp_path):
     assert said.sentence and len(said.err.strip().splitlines()) == 1 and "step 0" not in said.err
     said = runs.here("train", "--corpus", runs.corpus(), "--steps", 2, "--out", out, *runs.FLAGS)
     assert said.code == 0 and "step 2/2" in said.err and "loss " in said.err and "nan" not in said.err
+
+
+def test_a_command_to_type_begins_as_this_one_was_called(tmp_path, monkeypatch):
+    script = tmp_path / "my venv" / "workbench"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(script), "demo"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert called() == f"'{script}'"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert called() == "workbench"
+    monkeypatch.setattr(sys, "argv", ["/x/workbench/__main__.py"])
+    assert called() == f"{sys.executable} -m workbench"
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/pytest"])
+    assert called() == "workbench"
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_ends_it_with_a_line(monkeypatch):
+    code = """
+import builtins, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+load = builtins.__import__
+def interrupted(name, *rest, **more):
+    if "cli" in (name, *(rest[2] or ())):
+        os.kill(os.getpid(), signal.SIGINT)
+    return load(name, *rest, **more)
+from workbench.__main__ import main
+builtins.__import__ = interrupted
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "workbench: interrupted\n")

@@ -142,7 +142,7 @@ def test_what_is_reserved_beyond_the_end_is_no_part_of_the_file(tmp_path):
 
 def test_a_system_that_flushes_nothing_early_writes_the_same(tmp_path, monkeypatch):
     for number, call in enumerate((None, lambda *arguments: -1)):
-        monkeypatch.setattr("workbench.early_flush._sync_file_range", lambda call=call: call)
+        monkeypatch.setattr("workbench.early_flush.linux_call", lambda *asked, call=call: call)
         content, path = bytes(range(256)) * 20_000, tmp_path / str(number)
         files.write_flushed(path, [content[: 3 << 20], content[3 << 20 :]])
         assert path.read_bytes() == content

@@ -9,7 +9,7 @@ import mlx.optimizers as optim
 import numpy as np
 import pytest
 import runs
-from test_record import checkpoint_bytes, steps_of
+from recordings import checkpoint_bytes, steps_of
 
 from workbench import Recorder, open_run
 from workbench.errors import ExperimentError, TrainingUnstable

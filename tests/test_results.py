@@ -1,8 +1,10 @@
 """What a panel remembers of steps."""
 
+from pathlib import Path
+
 import pandas as pd
 
-from workbench.screen.results import KEPT, Found, Results
+from workbench.screen.results import KEPT, Found, Made, Results
 
 
 def made(*changes, **attrs):
@@ -31,3 +33,18 @@ def test_the_last_steps_are_kept():
     assert results.of(("run", 1, 0)).trace is None  # the one that was changed longest ago
     assert results.of(("run", 0, 0)) == Found(trace=0, context="more")
     assert results.of(("run", 0, 1)) == Found() and results.of(("other", 0, 0)).trace == "other"
+
+
+def test_files_are_read_again_beside_what_was_computed_here():
+    results, key = Results(), ("run", 1, 0, "here")
+
+    def read():
+        return Found(trace="of a file", made={"trace": Made(1.0, file=Path("trace.json"))})
+
+    found = results.look_up(key, read)
+    found.verdict, found.made["verdict"] = "computed", Made(2.0)
+    results.forget_files()
+    assert results.of(key).trace is None
+    again = results.look_up(key, read)
+    assert (again.trace, again.verdict, set(again.made)) == ("of a file", "computed", {"trace", "verdict"})
+    assert results.look_up(key, lambda: Found()) is again

@@ -12,7 +12,8 @@ import runs
 
 from workbench import open_run
 from workbench.errors import ReplayError, RunError, TelemetryError
-from workbench.run import Run, list_runs
+from workbench.recorded.listing import list_runs
+from workbench.run import Run
 
 
 @pytest.fixture
@@ -253,6 +254,13 @@ def test_plan_takes_the_nearest_checkpoint_before_the_step(recorded):
 def test_plan_is_a_sentence_with_an_estimate(recorded, tmp_path):
     assert recorded.plan(6).sentence() == "1 step to roll forward from checkpoint 4, about 1 s"
     assert recorded.plan(8).sentence().startswith("3 steps to roll forward from checkpoint 4")
+    several = recorded.plan(range(6, 9))
+    assert several.sentence() == (
+        "1 step to roll forward from checkpoint 4, and 3 to replay, each performed 3 times, about 1 s at the speed of "
+        "the training, and what is measured on top"
+    )
+    assert several.seconds == pytest.approx(10 * recorded.plan(6, passes=0).seconds)
+    assert recorded.plan(range(6, 9), passes=1).seconds == pytest.approx(4 * recorded.plan(6, passes=0).seconds)
     path = runs.recorded(tmp_path)
     for step in range(1, 13):
         runs.edit_line(path, step, step_per_s=0.01)

@@ -49,6 +49,24 @@ def test_with_a_limit_of_0_each_is_waited_for():
     assert done == [1]
 
 
+def test_a_failure_is_told_though_somebody_asks_while_it_is_noted():
+    """It was added to the list that had just been handed out."""
+    saver, told = Saver(2), []
+
+    class Asked:
+        @property
+        def key(self):
+            told.extend(saver.failed())
+            return "a"
+
+        def perform(self):
+            raise OSError(28, "No space left on device")
+
+    saver.put(Asked())
+    saver.wait()
+    assert [key for key, _ in [*told, *saver.failed()]] == ["a"]
+
+
 def test_what_failed_is_told_once_and_stops_nothing():
     saver, done = Saver(2), []
 

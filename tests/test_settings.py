@@ -65,7 +65,7 @@ def test_what_is_no_whole_number_is_refused(tmp_path, name, value):
         ("extra", [1], "extra is of type list; expected a dict"),
         ("extra", {1: {"a": mx.zeros(2)}}, "extra has the name 1; expected text"),
         ("ignore", 3, "ignore is 3; expected names"),
-        ("resume", "3", "resume is '3'; expected True"),
+        ("resume", "3", "resume is '3'; expected True.* or the step of a checkpoint as a number, resume=3"),
         ("resume", 1.0, "resume is 1.0; expected True"),
         ("rebuild", {"kind": object()}, "rebuild can't be kept in the manifest, which is JSON"),
         ("rebuild", {"kind": "\ud800"}, "rebuild can't be kept in the manifest, which is JSON"),

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from workbench.detection.spike_table import COLUMNS, find_spikes, recorded
 from workbench.errors import WorkbenchError
-from workbench.spikes import COLUMNS, RULES, Reading, SpikeDetector, SpikeSettings, find_spikes, recorded
+from workbench.spikes import RULES, Reading, SpikeDetector, SpikeSettings
 
 WINDOW = 50
 NOISE = 0.06  # of the loss between batches of 8 rows, as on a small byte-level model
@@ -109,7 +110,7 @@ def test_zero_gradient_norms_are_skipped():
 def test_non_finite_fires_before_the_window_is_full(value):
     readings = run([5.0, 4.9, value, 4.8])
     assert fired(readings) == {3: "non_finite"}
-    assert readings[2].threshold is None and readings[2].explanation == f"loss is {value}"
+    assert readings[2].threshold is None and readings[2].explanation == f"loss is {value}".replace("nan", "NaN")
     np.testing.assert_equal(readings[2].value, value)
     assert readings[3].moving_average == pytest.approx(4.95), "it did not enter the window"
     assert fired(run([2.0, 2.0], [1.0, value])) == {2: "non_finite"}
@@ -118,7 +119,7 @@ def test_non_finite_fires_before_the_window_is_full(value):
 def test_non_finite_fires_at_every_step_and_names_both():
     readings = run([*plateau(), NAN, NAN, 2.4, INF], [*[1.0] * WINDOW, NAN, 1.0, 1.0, 1.0])
     assert fired(readings) == dict.fromkeys((51, 52, 54), "non_finite")
-    assert readings[50].explanation == "loss is nan and gradient norm is nan"
+    assert readings[50].explanation == "loss is NaN and gradient norm is NaN"
     assert readings[53].explanation == "loss is inf"
 
 

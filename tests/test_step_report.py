@@ -32,7 +32,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append((tag, dict(attributes)))
-        if tag not in ("meta", "img", "br", "hr"):
+        if tag not in ("meta", "img", "br", "hr", "wbr"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attributes):
@@ -67,7 +67,7 @@ def test_what_was_found_is_in_it(run):
     assert all(f"{100 * share:.1f} %" in said for share in trace.rows["share"])
     assert all(one.sentence in said for one in verdict.evidence)
     assert 'alt="Loss, gradient norm' in text and 'aria-label="Norms of each layer at step 18' in text
-    assert "everything known to move a bit is the same" in said and "First to leave its usual range" in said
+    assert "everything known to move a bit is the same" in said and "left its usual range, by the " in said
 
 
 def test_nothing_was_found_yet(run):
@@ -75,7 +75,7 @@ def test_nothing_was_found_yet(run):
     refuse_what_is_live(text)
     said = plain(text)
     assert "Not replayed" in said and f"workbench replay {run.path} --step 18" in said
-    assert "Not examined" in said and "corpus.txt" in said and "First to leave its usual range" in said
+    assert "Not examined" in said and "corpus.txt" in said and "left its usual range, by the " in said
 
 
 def test_a_run_that_can_not_be_replayed_is_reported(run):
@@ -90,6 +90,7 @@ def test_a_log_is_said_to_be_only_a_log(tmp_path):
     said = plain(report_html(open_run(tmp_path / "log.csv"), 5))
     assert "Not examined: this is only a log." in said and "Not shown: this is only a log" in said
     assert "workbench autopsy" not in said and "a loop of your own" not in said
+    assert "a log does not say what computed it" in said and "item" not in said.split("Environment")[1]
 
 
 def test_text_from_outside_is_escaped(tmp_path, run):

@@ -181,7 +181,8 @@ def test_a_row_whose_mean_is_not_known_is_no_suspect_by_its_loss():
     (some,) = suspects(numbers, [numbers], seen, losses(of=24))
     assert {one.row for one in some} == {0, 4}
     seen[2] = np.inf
-    (some,) = suspects(numbers, [numbers], seen, losses(of=24))
+    alone, some = suspects(numbers, [numbers], seen, losses(of=24))
+    assert [one.row for one in alone] == [2]  # by far the highest
     assert [one.row for one in some][0] == 2 and {one.row for one in some} == {0, 2, 4}
 
 
@@ -202,3 +203,24 @@ def test_an_odd_row_beside_padding_has_the_facts_of_its_own_tokens():
     odd = odd_rows(found, past)
     assert set(odd) == wanted == {5}
     assert odd[5].oddness == pytest.approx(facts["outlier"][5], rel=1e-9)
+
+
+def test_rows_with_numbers_that_are_not_finite():
+    """Unless earlier batches held the like: a mask of -inf, or NaN for what is not known."""
+
+    def weighted(seed, *bad):
+        weights = np.ones((8, LENGTH), np.float32)
+        weights[:, 0] = -np.inf
+        for row, value in bad:
+            weights[row, 5] = value
+        return [*batch(seed), weights]
+
+    past = [weighted(seed) for seed in range(8)]
+    found = suspects(weighted(99, (3, np.nan), (6, np.inf)), past, losses(3, 6), losses(of=24))
+    assert [(one.row, one.why, one.wrong) for one in sorted(found[0], key=lambda one: one.row)] == [
+        (3, ["NaN in array 2 of the batch"], True),
+        (6, ["inf in array 2 of the batch"], True),
+    ]
+    (some,) = suspects(weighted(99, (3, np.nan))[2:], [one[2:] for one in past], None, None)
+    assert [one.row for one in some] == [3]
+    assert suspects(weighted(99, (3, np.nan))[2:], [weighted(0, (1, np.nan))[2:]], None, None) == []

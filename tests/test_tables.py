@@ -73,3 +73,18 @@ def test_experiments_with_numbers_that_are_missing_or_not_finite():
     text = printed(whatif_table(pd.DataFrame([row]).reindex(columns=list(EXPERIMENT)), 7))
     assert "batch=skip" in text and "inf" in text and "2.5000" in text and "nan" not in text
     assert "mean of next 8" in " ".join(text.split())
+
+
+def test_a_batch_in_a_narrow_terminal_keeps_its_numbers_whole():
+    odd = {"row": 123, "offset": 266921, "source": "a_rather_long_file_name.txt", "share": 0.191, "loss": 6.3}
+    odd |= {"text": "many words " * 20, "outlier": 52.7, "distinct_z": 11.2, "log_likelihood_z": -52.7}
+    for width in (80, 100, 120, 160):
+        (table,) = batch_tables(facts(**odd), width)
+        lines = printed(table, width).splitlines()
+        assert max(map(len, lines)) <= width
+        text = " ".join(" ".join(lines).replace("│", " ").split())
+        assert all(number in text for number in ("123", "266921", "19.1%")), (width, text)
+        assert all(head in text for head in ("row", "share", "source", "offset", "odd", "text")), (width, text)
+        assert ("52.7 " in text.partition("many words")[0]) == ("unlike" in text) == (width >= 110)
+    (table,) = batch_tables(facts(outlier=52.7), 80)
+    assert "unlike" in printed(table, 80), "without a share the rows stand in its order"

@@ -12,7 +12,9 @@ import runs
 from msgspec import UNSET
 
 from workbench.errors import TelemetryError
-from workbench.telemetry import ARRAYS, LANES, Line, Writer, array_fields, read, scalar_fields
+from workbench.lines.line import ARRAYS, LANES, Line, array_fields, scalar_fields
+from workbench.lines.writer import Writer
+from workbench.telemetry import read
 
 NAN, INF, MINUS_INF = "0x7fc00000", "0x7f800000", "0xff800000"
 OTHER_NAN = "0xffc12345"  # sign and payload are bits too
@@ -401,7 +403,9 @@ def test_each_line_is_one_write(tmp_path, monkeypatch):
     path = tmp_path / "telemetry.jsonl"
     writer = Writer(path)
     real = os.write
-    monkeypatch.setattr("workbench.telemetry.os.write", lambda fd, data: written.append(bytes(data)) or real(fd, data))
+    monkeypatch.setattr(
+        "workbench.lines.writer.os.write", lambda fd, data: written.append(bytes(data)) or real(fd, data)
+    )
     for number in (1, 2):
         writer.append(whole_line(number, 0.5))
     monkeypatch.undo()

@@ -8,10 +8,10 @@ import pytest
 from matplotlib.text import Text
 from pictures import artists, curves, inside, legend, run, texts
 
+from workbench.detection.spike_table import find_spikes
 from workbench.errors import WorkbenchError
 from workbench.screen.timeline_figure import decimate, timeline
 from workbench.screen.timeline_view import Timeline
-from workbench.spikes import find_spikes
 
 NAN, INF = float("nan"), float("inf")
 
@@ -246,3 +246,22 @@ def test_decimate_with_non_finite_values():
     assert {0, 310, 800, 999} <= set(kept.tolist()) and len(kept) <= 60
     assert np.isnan(values[kept[(kept > 340) & (kept < 560)]]).all(), "the gap stays a gap"
     assert len(decimate(np.full(1000, NAN), 60)) <= 60
+
+
+@pytest.mark.parametrize("rate", [1e-5, 1e-3])
+def test_a_constant_learning_rate_stands_on_an_axis_from_0(rate):
+    """Around it the numbers of the axis would have so many digits that they lie over its label."""
+    figure = timeline(run().assign(lr=rate))
+    axes = figure.axes[2]
+    figure.canvas.draw()
+    label, numbers = axes.yaxis.label.get_window_extent(), axes.yaxis.get_ticklabels()
+    assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > rate
+    assert all(not text.get_window_extent().overlaps(label) for text in numbers if text.get_text())
+    assert timeline(run()).axes[2].get_ylim()[0] < 0, "one that varies is shown as it is"
+
+
+def test_a_long_name_keeps_both_ends_and_stays_in_the_figure():
+    name = "sweep-" + "lr3e-4-wd0.1-" * 8 + "attempt-3"
+    figure = timeline(run(), title=f"{name}, steps 52 to 92 of 200")
+    (title,) = [text.get_text() for text in figure.texts]
+    assert title.startswith("sweep-lr3e-4") and title.endswith("attempt-3, steps 52 to 92 of 200") and inside(figure)

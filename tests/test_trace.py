@@ -5,15 +5,19 @@ import subprocess
 import sys
 
 import jsonschema
+import mlx.core as mx
+import mlx.nn as nn
 import msgspec
 import numpy as np
 import pytest
 from helpers import Points, edit_json, experiment, parts
+from panels import plain
 
 from workbench import Recorder, open_run, trace
 from workbench.bits import bits_float
 from workbench.compare import ITEMS, Item
 from workbench.errors import WorkbenchError
+from workbench.screen.views import badges
 from workbench.trace import Difference, Gate, Gates, Row, Trace, TraceRecord, difference_at
 
 SCHEMA = jsonschema.Draft202012Validator(trace.schema())
@@ -99,6 +103,43 @@ def test_the_schema_refuses_what_the_reader_refuses(traces, tmp_path):
         with pytest.raises(WorkbenchError, match="is not a trace of version 1") as error:
             trace.read(path)
         assert str(path) in str(error.value), name
+
+
+class CalledThrice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enter, self.shared, self.leave = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def last_output(self, x):
+        return self.shared(mx.tanh(self.shared(mx.tanh(self.shared(mx.tanh(self.enter(x)))))))
+
+    def from_last_output(self, z):
+        return self.leave(10 * mx.tanh(z))
+
+    def __call__(self, x):
+        return self.from_last_output(self.last_output(x))
+
+
+def shared_layer():
+    mx.random.seed(5)
+    return experiment(model=CalledThrice())
+
+
+def test_activation_and_gradient_of_a_layer_called_several_times_are_of_the_same_call_the_last(tmp_path):
+    """The backward pass comes to the last call first, so that its row is not the last one."""
+    with Recorder(tmp_path / "run", *parts(shared_layer()), compile=False) as recorder:
+        for batch in recorder.batches(1):
+            recorder.step(batch)
+    found = open_run(tmp_path / "run").replay(1, experiment=shared_layer(), fresh_process=False)
+    job = shared_layer()
+    x, y = map(mx.array, next(job.sampler))
+    z = job.model.last_output(x)
+    gradient = mx.grad(lambda z: nn.losses.mse_loss(job.model.from_last_output(z), y))(z)
+    norms = found.layers.set_index(["layer", "kind"])["l2"]
+    for kind, array in (("activation", z), ("activation_gradient", gradient)):
+        assert norms["shared", kind] == pytest.approx(np.linalg.norm(np.array(array)), rel=1e-5), kind
+    calls = [row.l2 for row in found.record.rows if row.kind == "activation_gradient" and row.path[:6] == "shared"]
+    assert len({round(norm, 4) for norm in calls}) == 3  # of which one is shown
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe{}", b"[" * 100_000, b'{"step": 1e999}'])
@@ -263,7 +304,11 @@ def test_nothing_to_compare_with_is_never_exact(traces):
 
 def test_another_machine_makes_any_verdict_informational(traces):
     one = changed(traces[0].record, environment_differences=["mlx: recorded 1, here 2"])
-    assert "informational: this machine differs" in one.sentence()
+    assert "informational: this machine differs" in one.sentence() and one.informational
+    for shown in (one._repr_html_(), plain(badges(one))):
+        assert shown.count("exact, informational") == 3
+    assert repr(one).endswith(", sensitive: exact, informational)")
+    assert not traces[0].informational and "informational" not in traces[0]._repr_html_() + badges(traces[0])
 
 
 def test_badges_and_html_show_each_gate_and_escape_what_comes_from_outside(traces):

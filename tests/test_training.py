@@ -10,7 +10,8 @@ import runs
 from workbench import open_run
 from workbench.errors import DataError, ExperimentError, RunError, WorkbenchError
 from workbench.trainer.model import PRESETS
-from workbench.trainer.training import _RESUMABLE, OPTIONS, fresh, resumed, train_run
+from workbench.trainer.options import OPTIONS, RESUMABLE
+from workbench.trainer.training import fresh, resumed, train_run
 
 
 def job(**given):
@@ -223,8 +224,8 @@ def test_what_the_manifest_decides_is_refused_by_name(name, value, option):
 
 
 def test_every_option_is_either_refused_on_resume_or_used():
-    assert set(OPTIONS) >= _RESUMABLE
-    assert _RESUMABLE == {
+    assert set(OPTIONS) >= RESUMABLE
+    assert RESUMABLE == {
         *(
             "out",
             "resume",

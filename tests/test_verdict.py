@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import runs
 from rich.console import Console
+from rich.table import Table
 
 from workbench.cause.verdict_tables import verdict_parts
 from workbench.errors import WorkbenchError
@@ -132,6 +133,34 @@ def test_the_sentence_and_the_repr():
     assert "not exact" not in verdict().footer() and "unverified" in verdict(exact=False).footer()
 
 
+def shown(found):
+    console = Console(width=200, file=io.StringIO())
+    for part in verdict_parts(found):
+        console.print(part, soft_wrap=True, markup=False)
+    return console.file.getvalue()
+
+
+def test_of_which_step_it_is_stands_directly_under_the_headline():
+    notice = "step 4220 stands in the spike that began at step 4218: that one is looked at"
+    found = verdict(notices=[notice, "another"])
+    head, below, *rest = shown(found).splitlines()
+    assert head.startswith("Step 4220: data.") and "a spike that began at step 4,218" in below
+    assert not any("stands in" in line for line in rest) and any("another" in line for line in rest)
+    page = found._repr_html_()
+    assert page.count("stands in a spike that began") == 1 and notice not in page
+    assert "stands in" not in shown(verdict(step=4218))
+
+
+def test_where_nothing_that_was_tried_helps_the_answer_ends_with_what_to_do():
+    useless = verdict().remedies[:1]
+    for said in (shown(verdict(remedies=useless)), verdict(remedies=useless)._repr_html_()):
+        assert "Nothing that was tried helps (lr=0.1x). Fork from state 4217" in said
+    assert "with another beta2" in shown(verdict(remedies=useless, culprit={"step": 4218, "option": "beta2"}))
+    assert "No way out was tried. Fork from state 4217" in shown(verdict(remedies=[]))
+    for other in (verdict(), verdict(verdict="no-spike", remedies=[]), verdict(exact=False, remedies=[])):
+        assert "Fork from state" not in shown(other)
+
+
 def test_the_terminal_shows_all_of_it_and_a_command_unbroken():
     console = Console(width=60, file=io.StringIO())
     for part in verdict_parts(verdict()):
@@ -140,3 +169,11 @@ def test_the_terminal_shows_all_of_it_and_a_command_unbroken():
     for word in ("evidence", "refuted", "not checked", "stands out", "notice", "a note", "Tried"):
         assert word in said
     assert "workbench train --fork [bold]x" in said
+    table = next(part for part in verdict_parts(verdict()) if isinstance(part, Table))
+    for width in (60, 80, 120):
+        console = Console(width=width, file=io.StringIO())
+        console.print(table)
+        lines = console.file.getvalue().splitlines()
+        assert max(map(len, lines)) <= width
+        for name in ("untouched", *(one.change.split()[0] for one in verdict().remedies)):
+            assert any(name in line for line in lines), (width, name)

@@ -127,6 +127,16 @@ def test_damaged_telemetry_is_said_once_and_the_digests_are_checked_all_the_same
     assert (proven.kind, proven.verdict) == ("step", "mismatch") and "could not be replayed" in proven.detail
 
 
+def test_a_reason_that_is_a_sentence_of_its_own_ends_in_one_full_stop(run):
+    telemetry = run / "telemetry.jsonl"
+    lines = telemetry.read_bytes().splitlines(keepends=True)
+    telemetry.write_bytes(b"".join([*lines, lines[-2]]))  # a step stands twice
+    found = open_run(run).verify()
+    (one,) = [check for check in found.checks if check.verdict == "mismatch"]
+    assert one.detail.endswith("keep the lines of one.")
+    assert found.sentence().endswith("keep the lines of one.") and one.detail in found.sentence()
+
+
 def test_a_changed_corpus_and_a_missing_one(run, tmp_path):
     copy = tmp_path / "corpus.txt"
     copy.write_bytes(runs.corpus().read_bytes()[:-1])

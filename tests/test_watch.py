@@ -159,6 +159,8 @@ def test_extras_are_no_second_source():
         (lambda y: {"targets": mx.array(7)}, 7),
         (lambda y: {"targets": mx.array(7.0, mx.bfloat16)}, 7),
         (lambda y: {"targets": y > 3}, None),
+        (lambda y: {"targets": (y > 3).astype(mx.int32)}, None),
+        (lambda y: {"targets": y}, "unknown"),  # ids: those that are 0 would not be counted
         (lambda y: {"mask": (y > 3).astype(mx.float32)}, None),
         (lambda y: {"mask": (y > 3) * 0.25}, None),
         (lambda y: {"mask": mx.zeros(y.shape)}, 0),

@@ -146,7 +146,7 @@ def test_two_ways_share_a_model_without_disturbing_each_other():
 
 
 def test_what_the_loop_changed_between_steps_is_changed_again():
-    from workbench.telemetry import Edits
+    from workbench.lines.line import Edits
 
     job = helpers.experiment(dropout=0.5)
     way = Way(job, LAYERS, backend="cpu")

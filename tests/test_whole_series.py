@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workbench.spikes import SpikeDetector, SpikeSettings, find_spikes
+from workbench.detection.spike_table import find_spikes
+from workbench.spikes import SpikeDetector, SpikeSettings
 
 NAN, INF = float("nan"), float("inf")
 SETTINGS = (

@@ -116,10 +116,3 @@ def panel_on(bench, work, request):
 def panel(panel_on):
     """On the run `mine`, at its spike."""
     return panel_on('wb.Panel("runs", "mine")')
-
-
-def pytest_terminal_summary(terminalreporter):
-    if reason := servers.missing():
-        terminalreporter.write_line(f"Browser tests were skipped: {reason}")
-    else:
-        terminalreporter.write_line(f"Pictures of the browser tests: {screenshots()}")

@@ -122,7 +122,9 @@ _FAINT = """
 _SQUEEZED = """
     return [...root.querySelectorAll('td,th')].filter(cell => seen(cell) && cell.innerText.trim()).filter(cell => {
         const em = parseFloat(getComputedStyle(cell).fontSize);
-        return cell.clientWidth < given * em && cell.clientHeight > given * em;
+        const text = document.createRange();
+        text.selectNodeContents(cell);  // a short one in a high row has all the room that it needs
+        return cell.clientWidth < given * em && text.getBoundingClientRect().height > given * em;
     }).map(cell => `${named(cell)} stands on end: ${cell.clientWidth} by ${cell.clientHeight} px`);
 """
 

@@ -41,6 +41,21 @@ def test_a_run_a_step_and_a_replay(panel_on):
     assert panel.python("repr(panel.last_error)") == "None"
 
 
+def test_nothing_below_moves_when_a_step_is_replayed(panel):
+    def place():
+        return panel["view"].bounding_box()["y"] - panel.itself.bounding_box()["y"]
+
+    panel.type_step(SPIKE + 1)  # of which nothing was computed yet
+    panel.await_step(SPIKE + 1)
+    before = place()
+    panel["replay"].click()
+    expect(panel["status"]).to_contain_text("Step")
+    assert abs(place() - before) < 2
+    panel.await_status(f"Step {SPIKE + 1} replayed")
+    assert panel.badges() == EXACT and abs(place() - before) < 2
+    expect(panel["status"].get_by_role("status")).to_contain_text("replayed")
+
+
 CONTENT = {  # by what a view is told from an empty one: the widget, and words in it
     "Timeline": ("timeline", "Loss, gradient norm and learning rate"),
     "Step": ("layers", f"Norms of each layer at step {SPIKE}"),
@@ -75,6 +90,11 @@ def test_every_view_is_readable(panel, bench, turn_to_theme):
         with bench.at_full_height(width=1920):
             bench.desk.take(screenshots() / f"{view.lower()}-wide.png")
             assert looks.overlaps(panel.itself) == [] and looks.cut_off(panel.itself) == [], view
+    for view in panel.views:  # beside something else: 520 pixels for the panel
+        panel.turn_to(view)
+        with bench.at_full_height(width=952):
+            bench.desk.take(screenshots() / f"{view.lower()}-narrow.png")
+            assert looks.overlaps(panel.itself) == [] and looks.cut_off(panel.itself) == [], view
 
 
 def _content(panel, view):
@@ -88,6 +108,11 @@ def test_what_is_wrong_with_a_look_is_seen(panel):
     panel["facts"].evaluate("facts => { facts.style.marginBottom = '-12px' }")
     panel["estimate"].locator("div").last.evaluate("text => { text.style.color = '#ccc'; text.style.width = '900px' }")
     panel["replay"].evaluate("button => { button.style.width = '40px' }")
+    cell = "<td style='width:1em;white-space:normal;height:30em'>"
+    table = f"<table><tr>{cell}7</td>{cell}{'a word ' * 20}</td></tr></table>"
+    panel["estimate"].evaluate("(estimate, table) => estimate.insertAdjacentHTML('beforeend', table)", table)
+    (squeezed,) = looks.squeezed(panel.itself)  # not the number, which is short
+    assert "a word" in squeezed
     assert any("wb-facts" in found for found in looks.overlaps(panel.itself))
     assert any("wb-estimate" in found for found in looks.faint(panel.itself))
     found = " ".join(looks.cut_off(panel.itself))
@@ -126,7 +151,7 @@ def test_a_damaged_checkpoint_is_named(panel):
     expect(panel.alert).to_have_count(0)
 
 
-def test_a_run_that_cannot_be_replayed_here(panel):
+def test_a_run_that_cannot_be_replayed_here(panel, turn_to_theme):
     """It still shows what can be read, and says why not; and a person may insist."""
     panel.choose_run("elsewhere")
     expect(panel["facts"]).to_contain_text("MLX 0.1.0")
@@ -137,6 +162,11 @@ def test_a_run_that_cannot_be_replayed_here(panel):
         panel.turn_to(view)
         seen = panel.itself.inner_text()
         assert "0.1.0" in seen and f"Step {SPIKE}: loss" in seen, view
+    panel.turn_to("Environment")
+    expect(panel["environment"].get_by_text("differs")).to_be_visible()
+    for theme in ("Dark", "Light"):
+        turn_to_theme(theme)
+        assert looks.faint(panel.itself) == [], theme
     panel.turn_to("Batch")
     expect(panel["batch"].locator("tbody tr").first).to_be_visible()
     panel["anyway"].locator("input").check()

@@ -504,7 +504,7 @@ FEW = "; too few steps come before it to say which are unusual"
         ([2.0, 9.0, 2.1], USUAL, [1], "Rank 1's batch carried step 5: loss 9, against 2 to 2.1 on ranks 0, 2."),
         ([2.0, 2.1], USUAL, [], f"{NONE}2.1."),
         ([9.0, 9.5], USUAL, [0, 1], "Step 5 is alike on all 2 ranks: every rank's loss stands out."),
-        ([2.0, np.nan], USUAL, [1], "Rank 1's batch carried step 5: loss nan, against 2 on rank 0."),
+        ([2.0, np.nan], USUAL, [1], "Rank 1's batch carried step 5: loss NaN, against 2 on rank 0."),
         ([2.0, 9.0], USUAL[:2], [], f"{NONE}9{FEW}."),
         ([2.0, 9.0], [2.0] * 20, [], f"{NONE}9{FEW}."),
     ],

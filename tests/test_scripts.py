@@ -207,14 +207,23 @@ def test_the_loss_function_says_which_row_carried_a_step_of_ones_own(loop, tmp_p
     assert each.mean() == pytest.approx(trace.record.loss, rel=1e-5)
 
 
-def test_an_autopsy_that_can_not_tell_rows_apart_names_what_can(tmp_path):
-    script = write(tmp_path, "loop.py")
+@pytest.mark.parametrize(
+    ("loss", "rows"),
+    [
+        ("loss_fn", "The batch of step 63 carries it: row 2 (high loss)."),
+        ("None", "where loss_fn returns (loss, {"),
+    ],
+)
+def test_an_autopsy_tells_rows_apart_by_the_loss_function_or_says_what_it_lacks(tmp_path, loss, rows):
+    script = write(tmp_path, "loop.py", loss=loss)
     script.write_text(script.read_text().replace("ROWS, STEPS = 6, 10", "ROWS, STEPS = 6, 65").replace("== 7", "== 62"))
     path = record(script, tmp_path / "run")
     said = runs.here("autopsy", path, "--step", 63, "--factory", script)
     assert said.code == 0 and "Step 63: data." in said.out
-    assert "a replay of the step has them: `workbench replay`" in " ".join(said.out.split())
-    assert "let it return" not in said.out
+    assert rows in " ".join(said.out.split())
+    assert ("let it return" in said.out, "is not known" in said.out) == (False, loss == "None")
+    if loss == "None":
+        return
     assert runs.here("replay", path, "--step", 63, "--quick", "--factory", script).code == 0
     assert "and none was made" in runs.here("batch", path, "--step", 63).err
     assert runs.here("replay", path, "--step", 63, "--factory", script).code == 0

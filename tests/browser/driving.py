@@ -101,6 +101,9 @@ class Desk:
         """Lab's own, "Light" or "Dark"; returns the name."""
         self.command("apputils:change-theme", theme=f"JupyterLab {name}")
         self.page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {name}']", state="attached")
+        # Lab covers the page meanwhile. Asked for another theme before it has taken the cover off, it does that twice,
+        # of which the second fails.
+        self.page.wait_for_selector("#jupyterlab-splash", state="detached")
         return name
 
     def front(self) -> Notebook:

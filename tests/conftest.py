@@ -1,7 +1,6 @@
 """One backend for all tests but those marked `cuda`: bits are compared, and only the CPU's are promised everywhere.
 
-With `-n auto` files of tests are run by several processes at once, those that take longest first. On two threads of one
-core that gains little, and each process has kernels of its own to compile.
+Files of tests are run by several processes at once, those that take longest first.
 """
 
 import os
